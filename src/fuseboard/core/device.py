@@ -1,0 +1,29 @@
+"""What a device can do, as data: the plan sees nothing else of a backend, so a plan can be made anywhere."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCaps:
+    """Capabilities of one backend on one machine.
+
+    A backend states what it can do here, never whether it should be used. `regions` are the fused regions it has
+    kernels for; `head_dim_multiple` is the divisor of the head size which the fused projection needs.
+    Rates are measured (`fuseboard doctor`) and zero when nobody measured them yet.
+    """
+
+    backend: str
+    isa: str
+    threads: int
+    weight_formats: tuple[str, ...]
+    kv_formats: tuple[str, ...]
+    regions: tuple[str, ...]
+    attention: tuple[str, ...]
+    graph_modes: tuple[str, ...]
+    panel_rows: int = 16
+    head_dim_multiple: int = 16
+    memory_bytes: int = 0
+    read_bytes_per_s: float = 0.0
+    flops_per_s: float = 0.0
+    profile: dict[str, str] = field(default_factory=dict)
+    """Switch values of the preset `on` for this backend."""
