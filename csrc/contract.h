@@ -27,7 +27,7 @@ struct Step {  // pointers into the StepBatch arrays; see src/fuseboard/core/bat
   const int32_t *block_tables[kMaxGroups];
   int64_t table_stride[kMaxGroups];
 
-  int32_t count(Axis a) const {
+  [[gnu::always_inline]] int32_t count(Axis a) const {  // never emitted: it would carry one set's instructions
     switch (a) {
       case Axis::tokens: return num_tokens;
       case Axis::seqs: return num_seqs;
