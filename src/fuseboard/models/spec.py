@@ -3,27 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from fuseboard.graph.rope import RopeSpec
 
-@dataclass(frozen=True, kw_only=True)
-class RopeSpec:
-    """Rotary embedding of the first and second half of a head ("neox" pairs).
-
-    `scaling` is none, linear, dynamic (NTK), llama3 or yarn; the other fields are that method's parameters under the
-    names of the Hugging Face configuration.
-    """
-
-    theta: float = 10000.0
-    scaling: str = "none"
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
+__all__ = ["ModelSpec", "RopeSpec", "tensor_shapes"]
 
 
 @dataclass(frozen=True, kw_only=True)
