@@ -142,7 +142,7 @@ FUSE_INLINE float max_lanes(F32 a) {
 
 FUSE_INLINE F32 exp(F32 x) {
   const F32 lowest = set1(-87.3f);
-  const F32 clamped = min(max(x, lowest), set1(88.3f));
+  const F32 clamped = min(set1(88.3f), max(lowest, x));  // in this order a NaN stays one
   const F32 n = round(clamped * set1(1.44269504f));
   F32 r = fma(n, set1(-0.693359375f), clamped);
   r = fma(n, set1(2.12194440e-4f), r);
