@@ -29,8 +29,9 @@ class WeightSource(Protocol):
         """How the file stores the tensor, in lower case: f32, f16, bf16, q4_0, q4_1, q4_k, ..."""
         ...
 
-    def f32(self, name: str) -> NDArray[np.float32]:
-        """The tensor's values, dequantised, in canonical row order, as a new or read-only float32 array."""
+    def f32(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """The tensor's values (or those rows), dequantised, in canonical row order, as a C-contiguous float32 array
+        that is new or read-only."""
         ...
 
     def blocks(self, name: str) -> StoredBlocks | None:
