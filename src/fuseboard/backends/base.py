@@ -1,0 +1,69 @@
+"""What a backend is to the rest: capabilities as data, scratch sizes for the plan, and a compiler of plans."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from fuseboard.core.batch import StepBatch, StepOutput
+from fuseboard.core.device import DeviceCaps
+from fuseboard.core.weights import WeightSource
+from fuseboard.graph.ir import Graph, Node
+from fuseboard.graph.ops import Sizes
+from fuseboard.models.spec import ModelSpec
+from fuseboard.plan.plan import ExecutionPlan
+from fuseboard.plan.policy import KvPolicy
+
+
+class Executable(Protocol):
+    """A plan with its weights and memory, ready to run steps. Not thread-safe."""
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Runs one step; the result's arrays are valid until the next one."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Numbers that prove that a switch did something, by the names in the catalogue."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of physical memory by component, as the system reports them now."""
+        ...
+
+    def profile(self, on: bool) -> None:
+        """Switches timing of single nodes on or off and clears what was collected."""
+        ...
+
+    def node_times(self) -> Sequence[tuple[str, int, int]]:
+        """(node, calls, nanoseconds) since profiling was switched on."""
+        ...
+
+    def release_blocks(self, group: int, block_ids: Sequence[int]) -> None:
+        """Gives the pages of freed KV blocks back to the system."""
+        ...
+
+    def poison_blocks(self, group: int, block_ids: Sequence[int]) -> None:
+        """Fills freed KV blocks with NaN (debug mode)."""
+        ...
+
+    def close(self) -> None:
+        """Frees threads and memory; the executable cannot run afterwards."""
+        ...
+
+
+class Backend(Protocol):
+    """One way to compute. It states what it can do; the plan decides what it does."""
+
+    name: str
+
+    def capabilities(self, *, threads: int | None = None, options: Mapping[str, str] | None = None) -> DeviceCaps:
+        """What this machine offers; UserError for options it does not have."""
+        ...
+
+    def workspace(
+        self, spec: ModelSpec, kv: KvPolicy, graph: Graph, node: Node, sizes: Sizes, max_context: int
+    ) -> int:
+        """Bytes of scratch memory for a node of a step of these sizes."""
+        ...
+
+    def compile(self, plan: ExecutionPlan, weights: WeightSource) -> Executable:
+        """Loads weights in the plan's formats and prepares its steps."""
+        ...
