@@ -27,7 +27,7 @@ struct Shape {
 };
 
 FUSE_INLINE Shape shape(const Sequence &s, int32_t heads_per_group, int32_t window) {
-  const Span span = seen(s, 0, s.tokens - 1, window);
+  const KeySpan span = seen(s, 0, s.tokens - 1, window);
   const int32_t rows = s.tokens * heads_per_group;
   return {rows, (rows + kRowBlock - 1) / kRowBlock, span.lo / kTile, span.hi / kTile - span.lo / kTile + 1, 1};
 }
@@ -91,7 +91,7 @@ struct Blockwise {
   FUSE_INLINE void chunk(const Sequence &s, const Tile<F> &tile, int32_t t, int32_t row0, int32_t row, int32_t rows,
                          float *m, float *l) {
     const int32_t origin = t * kTile;
-    const Span span = within(seen(s, (row0 + row) / group, (row0 + row + rows - 1) / group, p.window), t);
+    const KeySpan span = within(seen(s, (row0 + row) / group, (row0 + row + rows - 1) / group, p.window), t);
     for (int32_t r = 0; r < rows; ++r) m[r] = kMinusInf, l[r] = 0.0f;
     if (span.lo > span.hi) return;
     const PanelRange range = panels_of(span, t);
@@ -105,7 +105,7 @@ struct Blockwise {
     for (int32_t r = 0; r < rows; ++r) {
       F32 sum[kLanes];
       for (F32 &x : sum) x = set1(0.0f);
-      const Span mine = seen(s, (row0 + row + r) / group, p.window);
+      const KeySpan mine = seen(s, (row0 + row + r) / group, p.window);
       m[r] = finish_scores<F>(scores + r * kTile, tile, range, mine, origin, p.softcap);
       exponentials<F>(scores + r * kTile, tile, range, m[r], sum);
       l[r] = total(sum);
@@ -135,14 +135,14 @@ struct Blockwise {
                         int32_t tile0, int32_t tile1) {
     const int32_t chunks = (rows + kMaxRows - 1) / kMaxRows, size = (rows + chunks - 1) / chunks;
     const float factor = p.scale * static_factor<F>(p.pool, 0, head);
-    const Span span = seen(s, row0 / group, (row0 + rows - 1) / group, p.window);
+    const KeySpan span = seen(s, row0 / group, (row0 + rows - 1) / group, p.window);
     for (int32_t r = 0; r < rows; ++r)
       load_query(p, s.token0 + (row0 + r) / group, head * group + (row0 + r) % group, factor,
                  queries + r * blocks.head_dim);
     clear(rows);
     Tile<F> tile;
     for (int32_t t = tile0; t < tile1; ++t) {
-      const Span visible = within(span, t);
+      const KeySpan visible = within(span, t);
       if (visible.lo > visible.hi) continue;
       tile.locate(blocks, s.table, head, t, visible);
       for (int32_t row = 0; row < rows; row += size) {

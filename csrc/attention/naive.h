@@ -32,10 +32,10 @@ struct Naive {
   // body(tile number, its part of what rows i .. i + rows see, its panels' addresses)
   template <class Body>
   FUSE_INLINE void for_tiles(int32_t i, int32_t rows, Body body) const {
-    const Span span = seen(s, i, i + rows - 1, p.window);
+    const KeySpan span = seen(s, i, i + rows - 1, p.window);
     Tile<F> tile;
     for (int32_t t = span.lo / kTile; t <= span.hi / kTile; ++t) {
-      const Span visible = within(span, t);
+      const KeySpan visible = within(span, t);
       tile.locate(blocks, s.table, kv_head, t, visible);
       body(t, visible, tile);
     }
@@ -44,7 +44,7 @@ struct Naive {
   FUSE_INLINE void score(int32_t i, int32_t rows) {
     const float factor = p.scale * static_factor<F>(p.pool, 0, kv_head);
     for (int32_t r = 0; r < rows; ++r) load_query(p, s.token0 + i + r, head, factor, query + r * blocks.head_dim);
-    for_tiles(i, rows, [&](int32_t t, Span visible, const Tile<F> &tile) {
+    for_tiles(i, rows, [&](int32_t t, KeySpan visible, const Tile<F> &tile) {
       const PanelRange range = panels_of(visible, t);
       float *to = scores + i * stride + t * kTile + range.lo * 16;
       multiply(Product<E>{query, blocks.head_dim, tile.k + range.lo, 16, blocks.head_dim, to, stride, true}, rows,
@@ -55,15 +55,15 @@ struct Naive {
   // Scores of rows i .. i + rows to weights; the sums of the weights go to `sums`.
   FUSE_INLINE void softmax(int32_t i, int32_t rows, float *sums_R) {
     for (int32_t r = 0; r < rows; ++r) {
-      const Span mine = seen(s, i + r, p.window);
+      const KeySpan mine = seen(s, i + r, p.window);
       float *row = scores + (i + r) * stride, maximum = kMinusInf;
-      for_tiles(i, rows, [&](int32_t t, Span visible, const Tile<F> &tile) {
+      for_tiles(i, rows, [&](int32_t t, KeySpan visible, const Tile<F> &tile) {
         const float m = finish_scores<F>(row + t * kTile, tile, panels_of(visible, t), mine, t * kTile, p.softcap);
         maximum = m > maximum ? m : maximum;
       });
       F32 sum[kLanes];
       for (F32 &x : sum) x = set1(0.0f);
-      for_tiles(i, rows, [&](int32_t t, Span visible, const Tile<F> &tile) {
+      for_tiles(i, rows, [&](int32_t t, KeySpan visible, const Tile<F> &tile) {
         exponentials<F>(row + t * kTile, tile, panels_of(visible, t), maximum, sum);
       });
       sums_R[r] = total(sum);
@@ -72,7 +72,7 @@ struct Naive {
 
   FUSE_INLINE void weigh(int32_t i, int32_t rows, const float *sums_R) {
     bool fresh = true;
-    for_tiles(i, rows, [&](int32_t t, Span visible, const Tile<F> &tile) {
+    for_tiles(i, rows, [&](int32_t t, KeySpan visible, const Tile<F> &tile) {
       add_values<F>(scores + i * stride + t * kTile, stride, tile, visible, t * kTile, blocks, out, rows, fresh);
       fresh = false;
     });

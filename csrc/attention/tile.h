@@ -25,20 +25,20 @@ FUSE_INLINE Sequence sequence(const Step &step, int32_t group, int32_t s) {
           step.block_tables[group] + s * step.table_stride[group]};
 }
 
-struct Span {  // key positions lo .. hi, both included
+struct KeySpan {  // key positions lo .. hi, both included
   int32_t lo, hi;
 };
 
-FUSE_INLINE Span seen(const Sequence &s, int32_t query, int32_t window) {
+FUSE_INLINE KeySpan seen(const Sequence &s, int32_t query, int32_t window) {
   const int32_t hi = s.context - s.tokens + query;
   return {window > 0 && hi >= window ? hi - window + 1 : 0, hi};
 }
 
-FUSE_INLINE Span seen(const Sequence &s, int32_t first_query, int32_t last_query, int32_t window) {
+FUSE_INLINE KeySpan seen(const Sequence &s, int32_t first_query, int32_t last_query, int32_t window) {
   return {seen(s, first_query, window).lo, seen(s, last_query, window).hi};
 }
 
-FUSE_INLINE Span within(Span span, int32_t tile) {
+FUSE_INLINE KeySpan within(KeySpan span, int32_t tile) {
   const int32_t lo = tile * kTile, hi = lo + kTile - 1;
   return {span.lo > lo ? span.lo : lo, span.hi < hi ? span.hi : hi};
 }
@@ -50,7 +50,7 @@ struct Tile {
   const E *k[kTilePanels], *v[kTilePanels];
   const float *k_scale[kTilePanels], *v_scale[kTilePanels];
 
-  FUSE_INLINE void locate(const Blocks<F> &blocks, const int32_t *table, int32_t head, int32_t tile, Span span) {
+  FUSE_INLINE void locate(const Blocks<F> &blocks, const int32_t *table, int32_t head, int32_t tile, KeySpan span) {
     for (int32_t panel = span.lo / 16; panel <= span.hi / 16; ++panel) {
       const int64_t block = table[panel * 16 / blocks.block_size], offset = panel * 16 % blocks.block_size;
       const int32_t i = panel - tile * kTilePanels;
@@ -68,7 +68,7 @@ struct PanelRange {  // panels of a tile
   int lo, hi;        // both included
 };
 
-FUSE_INLINE PanelRange panels_of(Span span, int32_t tile) {
+FUSE_INLINE PanelRange panels_of(KeySpan span, int32_t tile) {
   return {span.lo / 16 - tile * kTilePanels, span.hi / 16 - tile * kTilePanels};
 }
 
@@ -79,7 +79,7 @@ FUSE_INLINE F32 lane_numbers() {
 
 // Finished scores of one row in panels `range` (scale of the key, soft cap, mask); returns their maximum.
 template <KvFmt F>
-FUSE_INLINE float finish_scores(float *scores, const Tile<F> &tile, PanelRange range, Span span, int32_t origin,
+FUSE_INLINE float finish_scores(float *scores, const Tile<F> &tile, PanelRange range, KeySpan span, int32_t origin,
                                 float softcap) {
   F32 largest = set1(kMinusInf);
   for (int panel = range.lo; panel <= range.hi; ++panel) {
@@ -123,7 +123,7 @@ FUSE_INLINE float total(const F32 (&sum)[kLanes]) {
 
 // out[r][0 .. v_stride) (+)= weights[r][key] * V[key] for the keys of `span`, in runs of keys that lie together.
 template <KvFmt F>
-FUSE_INLINE void add_values(const float *weights, int64_t weight_row, const Tile<F> &tile, Span span, int32_t origin,
+FUSE_INLINE void add_values(const float *weights, int64_t weight_row, const Tile<F> &tile, KeySpan span, int32_t origin,
                             const Blocks<F> &blocks, float *out, int rows, bool fresh) {
   using E = typename ElementOf<F>::type;
   const int panels = static_cast<int>(blocks.v_stride / 16);
