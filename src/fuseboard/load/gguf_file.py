@@ -6,7 +6,7 @@ seconds for a vocabulary: string arrays are skipped over and decoded when somebo
 
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,16 @@ class StringArray:
             yield data[position + 8 : end].decode("utf-8", "replace")
             position = end
 
+    def pick(self, wanted: Collection[int]) -> dict[int, str]:
+        """The strings at some indices, without decoding the others."""
+        data, position, picked = self._data, self._start, {}
+        for index in range(max(wanted, default=-1) + 1):
+            end = position + 8 + read_u64(data, position)[0]
+            if index in wanted:
+                picked[index] = data[position + 8 : end].decode("utf-8", "replace")
+            position = end
+        return picked
+
 
 class Header:
     """A cursor over the header; every read is checked against the end of the file."""
@@ -90,14 +100,14 @@ class Header:
         if kind == ARRAY:
             return self.array(self.scalar("I"), self.scalar("Q"))
         if kind not in SCALARS:
-            raise BadHeader(f"has a metadata value of unknown type {kind}")
+            raise HeaderError(f"has a metadata value of unknown type {kind}")
         return self.scalar(SCALARS[kind])
 
     def array(self, kind: int, count: int) -> Any:
         if kind == STRING:
             return self.string_array(count)
         if kind not in SCALARS:
-            raise BadHeader(f"has a metadata array of unknown type {kind}")
+            raise HeaderError(f"has a metadata array of unknown type {kind}")
         start = self.take(count * struct.calcsize(SCALARS[kind]))
         return np.frombuffer(self.data, np.dtype(SCALARS[kind]).newbyteorder("<"), count, start)
 
@@ -112,7 +122,7 @@ class Header:
         return StringArray(data, start, count)
 
 
-class BadHeader(Exception):
+class HeaderError(Exception):
     """What is wrong with the header, as the end of a sentence that begins with the file's name."""
 
 
@@ -129,7 +139,7 @@ class GgufFile:
         self.tensors: dict[str, StoredTensor] = {}
         try:
             self._read(Header(self._data))
-        except BadHeader as error:
+        except HeaderError as error:
             raise LoadError(f"The GGUF file {path} {error}.") from None
         except (struct.error, OverflowError):
             raise LoadError(f"The GGUF file {path} ends inside its header; download it again.") from None
@@ -143,18 +153,18 @@ class GgufFile:
         tensor_count, value_count = header.scalar("Q"), header.scalar("Q")
         for what, count in (("tensors", tensor_count), ("metadata values", value_count)):
             if count * MIN_ENTRY_BYTES > header.size:
-                raise BadHeader(f"claims {count} {what}, more than its size can hold; download it again")
+                raise HeaderError(f"claims {count} {what}, more than its size can hold; download it again")
         for _ in range(value_count):
             key = header.string()
             self.metadata[key] = header.value(header.scalar("I"))
         entries = [tensor_entry(header) for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
-            raise BadHeader(f"has the alignment {alignment}, which is not a multiple of 8")
+            raise HeaderError(f"has the alignment {alignment}, which is not a multiple of 8")
         start = -(-header.position // alignment) * alignment
         for name, kind, shape, offset in entries:
             if name in self.tensors:
-                raise BadHeader(f"has two tensors called '{name}'")
+                raise HeaderError(f"has two tensors called '{name}'")
             self.tensors[name] = place(name, kind, shape, offset, start, alignment, header.size)
 
 
@@ -174,13 +184,13 @@ def map_file(path: Path) -> mmap.mmap:
 
 def check_magic(header: Header) -> None:
     if header.data[:4] != b"GGUF":
-        raise BadHeader(f"begins with {bytes(header.data[:4])!r} instead of b'GGUF', so it is something else")
+        raise HeaderError(f"begins with {bytes(header.data[:4])!r} instead of b'GGUF', so it is something else")
     header.position = 4
     version = header.scalar("I")
     if version in (0x02000000, 0x03000000):
-        raise BadHeader("is big-endian, which is not supported; convert it to little-endian")
+        raise HeaderError("is big-endian, which is not supported; convert it to little-endian")
     if version not in (2, 3):
-        raise BadHeader(f"has version {version}; versions 2 and 3 are understood")
+        raise HeaderError(f"has version {version}; versions 2 and 3 are understood")
 
 
 def tensor_entry(header: Header) -> tuple[str, str, tuple[int, ...], int]:
@@ -188,11 +198,13 @@ def tensor_entry(header: Header) -> tuple[str, str, tuple[int, ...], int]:
     name = header.string()
     dims = header.scalar("I")
     if dims > MAX_DIMS:
-        raise BadHeader(f"gives the tensor '{name}' {dims} dimensions, more than {MAX_DIMS}")
+        raise HeaderError(f"gives the tensor '{name}' {dims} dimensions, more than {MAX_DIMS}")
     shape = tuple(header.scalar("Q") for _ in range(dims))[::-1]
     number = header.scalar("I")
     if number not in KINDS:
-        raise BadHeader(f"stores the tensor '{name}' in type {number}, which is unknown; known are {list(BLOCK_SIZES)}")
+        raise HeaderError(
+            f"stores the tensor '{name}' in type {number}, which is unknown; known are {list(BLOCK_SIZES)}"
+        )
     return name, KINDS[number], shape, header.scalar("Q")
 
 
@@ -203,11 +215,11 @@ def place(
     try:
         nbytes = stored_bytes(kind, shape)
     except ValueError as error:
-        raise BadHeader(f"has the {kind} tensor '{name}' of shape {list(shape)}: {error}") from None
+        raise HeaderError(f"has the {kind} tensor '{name}' of shape {list(shape)}: {error}") from None
     if offset % alignment:
-        raise BadHeader(f"has the tensor '{name}' at offset {offset}, which is not a multiple of {alignment}")
+        raise HeaderError(f"has the tensor '{name}' at offset {offset}, which is not a multiple of {alignment}")
     if start + offset + nbytes > size:
-        raise BadHeader(
+        raise HeaderError(
             f"has {size} bytes, but its tensor '{name}' ends at byte {start + offset + nbytes}; it is truncated, "
             f"download it again"
         )

@@ -50,9 +50,7 @@ def fetch_from_hub(repo: str, revision: str | None) -> Path:
     repo = f"{owner}/{model}"
     try:
         if file:
-            return Path(
-                huggingface_hub.hf_hub_download(repo, file[0], revision=revision, etag_timeout=HUB_TIMEOUT_S)
-            )
+            return Path(huggingface_hub.hf_hub_download(repo, file[0], revision=revision, etag_timeout=HUB_TIMEOUT_S))
         folder = huggingface_hub.snapshot_download(
             repo,
             revision=revision,

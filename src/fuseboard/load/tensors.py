@@ -73,7 +73,7 @@ def stored_bytes(kind: str, shape: tuple[int, ...]) -> int:
 def dequantise(raw_NB: Bytes, kind: str) -> Floats:
     """Stored rows as float32 [N, C]; values agree with `gguf.quants`. A float32 view is returned where one can be."""
     if kind == "f32":
-        return np.require(raw_NB.view(np.float32), requirements="AC")
+        return np.require(raw_NB.view(np.float32), requirements=["A", "C"])
     if kind == "f16":
         return raw_NB.view(np.float16).astype(np.float32)
     if kind == "bf16":

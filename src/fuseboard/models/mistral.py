@@ -30,7 +30,7 @@ FAMILY = Family(
     name="mistral",
     architectures=("MistralForCausalLM",),
     model_types=("mistral",),
-    gguf_arch=("mistral",),
+    gguf_arch=(),
     spec_from_config=spec_from_config,
     gguf_permuted=True,
 )

@@ -12,10 +12,9 @@ def upper_layer_windows(reader: ConfigReader, num_layers: int) -> tuple[int | No
     """Qwen's rule: with `use_sliding_window`, layers from `max_window_layers` on have the window."""
     window = reader.size("sliding_window", 4096)
     first = reader.get("max_window_layers", 28)
-    if not reader.flag("use_sliding_window"):
-        return (None,) * num_layers
     sliding = read_layer_types(reader, num_layers, tuple(i >= first for i in range(num_layers)))
-    return tuple(window if local else None for local in sliding)
+    used = reader.flag("use_sliding_window")
+    return tuple(window if local and used else None for local in sliding)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

@@ -17,20 +17,18 @@ ROPE_KEYS = {
     "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
 
-HARMLESS = frozenset(
-    """
-    architectures model_type transformers_version dtype torch_dtype use_cache initializer_range auto_map torchscript
-    bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix task_specific_params
-    attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_implementation pretraining_tp return_dict
-    output_attentions output_hidden_states return_dict_in_generate is_decoder is_encoder_decoder problem_type id2label
-    label2id num_labels chunk_size_feed_forward finetuning_task pruned_heads tf_legacy_loss use_bfloat16 bad_words_ids
-    max_length min_length temperature top_k top_p typical_p repetition_penalty num_beams num_beam_groups diversity_penalty
-    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences early_stopping do_sample
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens forced_bos_token_id
-    forced_eos_token_id max_window_layers cache_implementation layer_types
-    """.split()
-)
-"""Keys that do not change what the decoder computes (or, for layer types, only together with keys that are read)."""
+HARMLESS = """
+architectures model_type transformers_version dtype torch_dtype use_cache initializer_range auto_map torchscript
+bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id tokenizer_class prefix attention_dropout
+hidden_dropout embd_pdrop resid_pdrop attn_implementation pretraining_tp return_dict output_attentions
+output_hidden_states return_dict_in_generate is_decoder is_encoder_decoder problem_type id2label label2id num_labels
+chunk_size_feed_forward finetuning_task task_specific_params pruned_heads tf_legacy_loss use_bfloat16 bad_words_ids
+max_length min_length temperature top_k top_p typical_p repetition_penalty num_beams num_beam_groups
+diversity_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences early_stopping
+do_sample remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+forced_bos_token_id forced_eos_token_id cache_implementation is_llama_config
+"""
+"""Keys that do not change what the decoder computes."""
 
 HARMLESS_PREFIXES = ("_", "unsloth_", "transformers.js")
 
@@ -93,8 +91,9 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Refuses what was not read, by name."""
+        harmless = frozenset(HARMLESS.split())
         for key, value in self.config.items():
-            if key in self._read or key in HARMLESS or key.startswith(HARMLESS_PREFIXES) or value in (None, False):
+            if key in self._read or key in harmless or key.startswith(HARMLESS_PREFIXES) or value in (None, False):
                 continue
             why = EXPLAINED.get(key, "if it does not change the model's computation, remove it from config.json")
             raise self.error(f"has '{key}', which is not supported: {why}")
