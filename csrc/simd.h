@@ -17,6 +17,25 @@ inline namespace FUSE_ISA {
 
 #define FUSE_INLINE [[gnu::always_inline]] inline
 
+FUSE_INLINE uint32_t float_bits(float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, sizeof word);
+  return word;
+}
+
+FUSE_INLINE float bits_float(uint32_t word) {
+  float x;
+  std::memcpy(&x, &word, sizeof x);
+  return x;
+}
+
+FUSE_INLINE float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
+  if ((half & 0x7c00u) == 0x7c00u) return bits_float(sign | 0x7f800000u | magnitude);
+  return bits_float(sign | float_bits(bits_float(magnitude) * 0x1p112f));  // the product also scales subnormals
+}
+
 #if defined(__AVX512F__)
 
 struct F32 {

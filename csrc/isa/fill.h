@@ -1,6 +1,7 @@
 // Included last by isa/*.cpp, which define FUSE_ISA (the namespace) and are compiled with that set's flags.
 #include "attention/fill.h"
 #include "elementwise/fill.h"
+#include "fused/fill.h"
 #include "linear/fill.h"
 
 #define FUSE_STRING_(x) #x
@@ -16,6 +17,7 @@ inline const Kernels *filled() {
     fill_linear(k);
     fill_attention(k);
     fill_elementwise(k);
+    fill_fused(k);
     return k;
   }();
   return &table;

@@ -32,6 +32,21 @@ def has_tile(fmt: WeightFmt, act: ActType, isa: Isa = "") -> bool:
 def lm_head_workspace_bytes(vocab: int, max_rows: int, threads: int) -> int:
     """Bytes that `add_lm_head` and `add_top_k` need for a team of `threads` and at most `max_rows` sample rows."""
 
+MAX_HEAD_DIM: int
+
+def attention_workspace_bytes(
+    *,
+    max_tokens: int,
+    max_seqs: int,
+    max_context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    naive: bool,
+    threads: int,
+) -> int:
+    """Bytes that `add_attention` needs for every step within these sizes."""
+
 @final
 class Region:
     """Zero-filled private memory between two inaccessible guard pages, given physical pages as it is touched."""
@@ -92,7 +107,7 @@ class Step:
         kv_slots: Sequence[NDArray[np.int32]],
         block_tables: Sequence[NDArray[np.int32]],
     ) -> None:
-        """Takes C-contiguous int32 arrays, which it keeps alive; block tables are [S, B], everything else [capacity]."""
+        """Takes C-contiguous int32 arrays, which it keeps alive; block tables are [S, B], the rest [capacity]."""
 
     def set(self, num_tokens: int, num_seqs: int, num_rows: int) -> None:
         """Sets the live counts; ValueError if they exceed what the bound arrays hold."""
@@ -201,9 +216,7 @@ class Program:
     ) -> int:
         """out = x * scale + shift."""
 
-    def add_softcap(
-        self, label: str, *, x: int, ldx: int, cap: float, out: int, ldo: int, n: int, rows: Axis
-    ) -> int:
+    def add_softcap(self, label: str, *, x: int, ldx: int, cap: float, out: int, ldo: int, n: int, rows: Axis) -> int:
         """out = cap * tanh(x / cap)."""
 
     def add_activation(

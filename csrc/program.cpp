@@ -1,0 +1,57 @@
+#include "program.h"
+
+#include <chrono>
+
+#include "operation.h"
+
+namespace fuse {
+namespace {
+
+int64_t now_ns() {
+  using namespace std::chrono;
+  return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Program::Program(const std::string &isa) : kernels_(find_kernels(isa.c_str())) {
+  require(kernels_ != nullptr, "This machine has no kernels named '" + isa + "'.");
+}
+
+size_t Program::append(const std::string &label, std::unique_ptr<Instr> instr) {
+  instrs_.push_back(std::move(instr));
+  labels_.push_back(label);
+  timings_.emplace_back();
+  return instrs_.size() - 1;
+}
+
+void Program::run(Team &team, const Step &step) { run(team, 0, instrs_.size(), step, c_graph_replays); }
+
+void Program::run_range(Team &team, size_t begin, size_t end, const Step &step) {
+  require(begin <= end && end <= instrs_.size(), "The range ends outside the program.");
+  run(team, begin, end, step, c_eager_calls);
+}
+
+void Program::run(Team &team, size_t begin, size_t end, const Step &step, Counter counter) {
+  team.run([&](Worker &worker) {
+    const bool timing = profiling_ && worker.tid == 0;
+    int64_t before = timing ? now_ns() : 0;
+    count(worker, counter, 1);
+    for (size_t i = begin; i < end; ++i) {
+      instrs_[i]->run(*kernels_, step, worker);
+      worker.barrier();
+      if (!timing) continue;
+      const int64_t after = now_ns();
+      ++timings_[i].calls;
+      timings_[i].ns += after - before;
+      before = after;
+    }
+  });
+}
+
+void Program::profile(bool on) {
+  profiling_ = on;
+  if (on) timings_.assign(timings_.size(), Timing{});
+}
+
+}  // namespace fuse

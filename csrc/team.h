@@ -1,0 +1,69 @@
+// A team of persistent threads that run one job together and meet at barriers.
+//
+// One barrier does everything: workers wait in it between jobs, and the last to arrive resets the counter behind
+// Worker::next(). A waiter spins for a time budget, then sleeps on a futex, so that more threads than free CPUs cost a
+// wake-up and not a time slice.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "contract.h"
+#include "region.h"
+
+namespace fuse {
+
+struct Team {
+ public:
+  // `cpus`: none, or one for each of the threads 1, 2, ...; the thread that calls run() is worker 0 and never moved.
+  Team(int32_t threads, const std::vector<int32_t> &cpus);
+  ~Team();
+  Team(const Team &) = delete;
+  Team &operator=(const Team &) = delete;
+
+  int32_t threads() const { return static_cast<int32_t>(workers_.size()); }
+  const std::shared_ptr<Region> &scratch() const { return scratch_; }
+  std::vector<int64_t> counters();
+  void reset_counters();
+
+  // job(worker) on every worker; returns when all are done. One run at a time, others wait.
+  template <class Job>
+  void run(const Job &job) {
+    run([](const void *job, Worker &worker) { (*static_cast<const Job *>(job))(worker); }, &job);
+  }
+
+ private:
+  friend struct Worker;
+  using JobFn = void (*)(const void *, Worker &);
+
+  void run(JobFn fn, const void *job);
+  void work(Worker &worker);
+  void barrier();
+  void sleep(uint32_t phase);
+  void stop();
+
+  std::shared_ptr<Region> scratch_;
+  std::vector<int64_t> counters_;
+  std::vector<Worker> workers_;
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  int64_t spin_ns_;
+  JobFn fn_ = nullptr;
+  const void *job_ = nullptr;
+  bool stop_ = false;
+  alignas(64) std::atomic<int32_t> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  std::atomic<int32_t> sleepers_{0};
+  alignas(64) std::atomic<int64_t> next_{0};
+};
+
+// f(unit) for the units 0 .. count-1 that this worker gets.
+template <class F>
+void for_units(Worker &worker, int64_t count, F f) {
+  for (int64_t unit = worker.next(); unit < count; unit = worker.next()) f(unit);
+}
+
+}  // namespace fuse
