@@ -8,9 +8,7 @@ from fuseboard.core.device import DeviceCaps
 from fuseboard.core.weights import WeightSource
 from fuseboard.graph.ir import Graph, Node
 from fuseboard.graph.ops import Sizes
-from fuseboard.models.spec import ModelSpec
 from fuseboard.plan.plan import ExecutionPlan
-from fuseboard.plan.policy import KvPolicy
 
 
 class Executable(Protocol):
@@ -58,9 +56,7 @@ class Backend(Protocol):
         """What this machine offers; UserError for options it does not have."""
         ...
 
-    def workspace(
-        self, spec: ModelSpec, kv: KvPolicy, graph: Graph, node: Node, sizes: Sizes, max_context: int
-    ) -> int:
+    def workspace(self, caps: DeviceCaps, graph: Graph, node: Node, sizes: Sizes, max_context: int) -> int:
         """Bytes of scratch memory for a node of a step of these sizes."""
         ...
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from fuseboard.core.device import DeviceCaps
 from fuseboard.core.env import debug_checks
-from fuseboard.core.errors import PlanError
+from fuseboard.core.errors import DoesNotFitError, PlanError
 from fuseboard.core.weights import WeightSource
-from fuseboard.formats.kv import block_bytes
+from fuseboard.formats.kv import block_bytes, kv_format
 from fuseboard.graph.ir import Graph, Node
 from fuseboard.graph.ops import Sizes
 from fuseboard.graph.rewrite import prune
@@ -29,17 +29,24 @@ DEFAULT_NUM_SEQS = 16
 CHUNK = 512
 LARGEST_BUCKET_STEP = 512
 
-Workspace = Callable[[ModelSpec, KvPolicy, Graph, Node, Sizes, int], int]
-"""Bytes of scratch memory a backend needs for a node: (spec, kv, graph, node, sizes, longest context)."""
+Workspace = Callable[[DeviceCaps, Graph, Node, Sizes, int], int]
+"""Bytes of scratch memory a backend needs for a node: (device, graph, node, sizes, longest context)."""
 
 
 class PlannableModel(Protocol):
     """What the plan reads of a loaded model."""
 
-    name: str
-    digest: str
-    spec: ModelSpec
-    weights: WeightSource
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def weights(self) -> WeightSource: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +182,7 @@ def _buckets(ctx: PlanContext, schedule: SchedulePolicy) -> tuple[int, ...]:
 def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> KvPolicy:
     block_size, dtype = int(ctx.switches["kv.block_size"]), ctx.switches["kv.dtype"]
     spec = ctx.spec
-    size = block_bytes(dtype, block_size, spec.num_kv_heads, spec.head_dim)
+    size = block_bytes(kv_format(dtype), block_size, spec.num_kv_heads, spec.head_dim)
     longest = -(-schedule.max_model_len // block_size)
     contiguous = ctx.switches["kv.layout"] == "contiguous"
     wanted = []
@@ -199,7 +206,7 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
         for window, layers, kept in wanted
     )
     if any(group.num_blocks < 1 + kept for group, (_, _, kept) in zip(groups, wanted, strict=True)):
-        raise PlanError(
+        raise DoesNotFitError(
             f"A KV cache of {budget} bytes cannot hold one sequence of {schedule.max_model_len} tokens, which needs "
             f"{per_request} bytes; raise --kv-memory or lower --max-model-len."
         )
@@ -241,5 +248,5 @@ def workspace_bytes(plan: ExecutionPlan, shape: StepShape, workspace: Workspace)
     """The largest scratch memory that one node of the step needs; nodes run one after the other and share it."""
     nodes = plan.nodes_for(shape)
     longest = plan.schedule.max_model_len
-    sizes = [workspace(plan.spec, plan.kv, plan.graph, node, shape.sizes, longest) for node in nodes]
+    sizes = [workspace(plan.caps, plan.graph, node, shape.sizes, longest) for node in nodes]
     return max(sizes, default=0)

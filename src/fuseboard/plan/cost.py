@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fuseboard.core.device import DeviceCaps
-from fuseboard.formats.kv import block_bytes
+from fuseboard.formats.kv import block_bytes, kv_format
 from fuseboard.graph.ir import Graph, Node
 from fuseboard.graph.ops import OPS, Sizes
 from fuseboard.plan.memory import value_bytes
@@ -84,7 +84,7 @@ def _kv_bytes(node: Node, kv: KvPolicy, sizes: Sizes) -> int:
     if node.op not in ("attention", "kv_write"):
         return 0
     group = kv.groups[int(node.inputs[-1].rpartition(".")[2])]
-    token = block_bytes(kv.dtype, kv.block_size, group.kv_heads, group.head_dim) / kv.block_size
+    token = block_bytes(kv_format(kv.dtype), kv.block_size, group.kv_heads, group.head_dim) / kv.block_size
     if node.op == "kv_write":
         return int(sizes["T"] * token)
     seen = sizes["context_tokens"]

@@ -12,14 +12,13 @@ from fuseboard.core.device import DeviceCaps
 from fuseboard.core.errors import PlanError
 from fuseboard.core.weights import WeightSource
 from fuseboard.formats.convert import converted_rows
-from fuseboard.formats.kv import KV_FORMATS, fake_quantise
+from fuseboard.formats.calibration import head_scales
+from fuseboard.formats.kv import KV_FORMATS, fake_quantise, kv_format
 from fuseboard.formats.quantise import dequantise
 from fuseboard.formats.weights import WEIGHT_FORMATS
 from fuseboard.graph.ir import Graph, Node, Value
 from fuseboard.graph.ops import OPS, KvState, Sizes
-from fuseboard.models.spec import ModelSpec
 from fuseboard.plan.plan import ExecutionPlan
-from fuseboard.plan.policy import KvPolicy
 
 REGIONS = ("norm_qkv_rope", "swiglu", "residual", "lm_head")
 
@@ -37,16 +36,14 @@ class ReferenceBackend:
             isa="numpy",
             threads=1,
             weight_formats=WEIGHT_FORMATS,
-            kv_formats=tuple(name for name in KV_FORMATS if name != "int8_head"),
+            kv_formats=tuple(KV_FORMATS),
             regions=REGIONS,
             attention=("naive", "blockwise"),
             graph_modes=("eager",),
             head_dim_multiple=2,
         )
 
-    def workspace(
-        self, spec: ModelSpec, kv: KvPolicy, graph: Graph, node: Node, sizes: Sizes, max_context: int
-    ) -> int:
+    def workspace(self, caps: DeviceCaps, graph: Graph, node: Node, sizes: Sizes, max_context: int) -> int:
         return 0
 
     def compile(self, plan: ExecutionPlan, weights: WeightSource) -> "ReferenceExecutable":
@@ -61,7 +58,7 @@ class ReferenceExecutable:
         self._values: dict[str, Any] = {v.name: _load(weights, v) for v in _weights(plan.graph)}
         for layer_group in plan.kv.groups:
             for layer in layer_group.layers:
-                self._values[f"kv.{layer}@0"] = self._empty_cache(layer_group.num_blocks)
+                self._values[f"kv.{layer}@0"] = self._empty_cache(layer, layer_group.num_blocks)
         for node in plan.graph.once:
             self._run_node(node, self._values)
         self._counters = {"reference_nodes": 0}
@@ -85,12 +82,14 @@ class ReferenceExecutable:
             results = OPS[inner.op].reference([values[name] for name in inner.inputs], inner.attrs)
             values.update(zip(inner.outputs, results, strict=True))
 
-    def _empty_cache(self, blocks: int) -> KvState:
-        kv, spec = self.plan.kv, self.plan.spec
+    def _empty_cache(self, layer: int, blocks: int) -> KvState:
+        kv, spec, fmt = self.plan.kv, self.plan.spec, kv_format(self.plan.kv.dtype)
+        scales_LKH = head_scales(self.plan.model_digest) if fmt.calibrated else None
         shape = (blocks * kv.block_size, spec.num_kv_heads, spec.head_dim)
 
         def store(x_TND: NDArray[np.float32], part: str) -> NDArray[np.float32]:
-            return fake_quantise(x_TND, kv.dtype)
+            scales_H = None if scales_LKH is None else scales_LKH[layer, 0 if part == "k" else 1]
+            return fake_quantise(x_TND, fmt, scales_H)
 
         empty = np.full(shape, np.nan, np.float32)
         return KvState(k_PND=empty, v_PND=empty.copy(), block_size=kv.block_size, store=store)

@@ -97,7 +97,7 @@ class Add(_Binary):
 class Quantise(_Unary):
     """Symmetric integer codes with a scale for every `group` columns; the reference returns what the codes stand for.
 
-    scale = max|x| / limit over the group, code = round(x / scale) to nearest even, limit = 127 or 32767.
+    scale = max|x| / limit over the group, code = round(x * limit / max|x|) to nearest even, limit = 127 or 32767.
     """
 
     name = "quantise"
@@ -111,6 +111,6 @@ class Quantise(_Unary):
         rows, columns = x.shape
         limit = np.float32(127 if attrs["bits"] == 8 else 32767)
         padded = np.pad(x, ((0, 0), (0, -columns % group))).reshape(rows, -1, group)
-        scale = np.abs(padded).max(axis=2, keepdims=True) / limit
-        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-        return [(np.rint(padded * inverse) * scale).reshape(rows, -1)[:, :columns]]
+        top = np.abs(padded).max(axis=2, keepdims=True)
+        inverse = np.divide(limit, top, out=np.zeros_like(top), where=top > 0)
+        return [(np.rint(padded * inverse) * (top / limit)).reshape(rows, -1)[:, :columns]]

@@ -1,0 +1,56 @@
+"""Measured limits of this machine, kept in the cache folder: the roofline's two lines."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fuseboard import _native
+from fuseboard.core.env import cache_dir
+
+READ_BYTES = 1 << 28
+SECONDS = 0.4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """Rates with `threads` threads: memory read in bytes a second, f32 and int8 arithmetic in operations a second."""
+
+    machine: str
+    threads: int
+    read_bytes_per_s: float
+    flops_per_s: float
+    int8_ops_per_s: float
+
+
+def machine_name() -> str:
+    """The processor's model name and kernel set: what measured rates belong to."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{model} ({_native.isa()})"
+
+
+def cached_ceilings() -> Ceilings | None:
+    """What was measured on this kind of machine before, if anything."""
+    try:
+        stored = json.loads(_path().read_text())
+    except (OSError, ValueError):
+        return None
+    return Ceilings(**stored) if stored.get("machine") == machine_name() else None
+
+
+def measure_ceilings(threads: int) -> Ceilings:
+    """Measures the rates (a few seconds) and keeps them for plans, `doctor` and reports."""
+    found = Ceilings(
+        machine=machine_name(),
+        threads=threads,
+        read_bytes_per_s=_native.measure_bandwidth(threads, READ_BYTES, SECONDS),
+        flops_per_s=_native.measure_flops(threads, "f32"),
+        int8_ops_per_s=_native.measure_flops(threads, "int8"),
+    )
+    _path().parent.mkdir(parents=True, exist_ok=True)
+    _path().write_text(json.dumps(asdict(found)))
+    return found
+
+
+def _path() -> Path:
+    return cache_dir() / "ceilings.json"
