@@ -13,6 +13,7 @@ from fuseboard.formats.kv import KV_FORMATS, KvFormat, block_bytes, fake_quantis
 
 ISAS = tuple(name for name in ("scalar", "avx2", "avx512") if native.isa(name) == name)
 Floats = NDArray[np.float32]
+GUARD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +113,23 @@ def write(cache: Cache, batch: Batch, k_TKD: Floats, v_TKD: Floats, *, isa: str 
 
 
 def attend(
-    cache: Cache, batch: Batch, q_THD: Floats, *, kind: str = "blockwise", isa: str = "", threads: int = 1
+    cache: Cache,
+    batch: Batch,
+    q_THD: Floats,
+    *,
+    kind: str = "blockwise",
+    isa: str = "",
+    threads: int = 1,
+    max_seqs: int = 0,
 ) -> tuple[Floats, dict[str, int]]:
-    """Output [T, H, D] and the counters. The workspace has exactly the planned size, between guard pages."""
+    """Output [T, H, D] and the counters; fails if the workspace is used beyond its planned size."""
     shape = cache.shape
     ldq, ldo = shape.heads * shape.head_dim + 5, shape.heads * shape.head_dim + 3
     q = np.full((batch.tokens, ldq), np.nan, np.float32)
     q[:, : shape.heads * shape.head_dim] = q_THD.reshape(batch.tokens, -1)
     out = np.full((batch.tokens, ldo), np.nan, np.float32)
-    workspace = native.Region(max(workspace_bytes(shape, batch, kind, threads), 1))
+    planned = workspace_bytes(shape, batch, kind, threads, max_seqs or len(batch.sequences))
+    workspace = native.Region(planned + GUARD_BYTES)
     workspace.view()[:] = 0xFF
     program, team = native.Program(isa), native.Team(threads)
     program.add_attention(
@@ -139,13 +148,14 @@ def attend(
     )
     program.run(team, batch.step(cache.block_size))
     assert np.isnan(out[:, shape.heads * shape.head_dim :]).all(), "wrote beyond a row"
+    assert (workspace.view()[planned:] == 0xFF).all(), "wrote beyond the workspace"
     return out[:, : shape.heads * shape.head_dim].reshape(batch.tokens, shape.heads, shape.head_dim), team.counters()
 
 
-def workspace_bytes(shape: Shape, batch: Batch, kind: str, threads: int) -> int:
+def workspace_bytes(shape: Shape, batch: Batch, kind: str, threads: int, max_seqs: int) -> int:
     return native.attention_workspace_bytes(
         max_tokens=batch.tokens,
-        max_seqs=len(batch.sequences),
+        max_seqs=max_seqs,
         max_context=max(old + new for old, new, _ in batch.sequences),
         heads=shape.heads,
         kv_heads=shape.kv_heads,
@@ -187,12 +197,25 @@ class Filled:
         return np.concatenate(rows)
 
 
+def blocks_for(block_size: int, lengths: list[int]) -> int:
+    """What the sequences need, the null block and one more."""
+    return 2 + sum(-(-n // block_size) for n in lengths)
+
+
 def filled(
-    shape: Shape, contexts: list[tuple[int, int]], *, fmt: str = "f32", block_size: int = 64, isa: str = "", seed: int = 0
+    shape: Shape,
+    contexts: list[tuple[int, int]],
+    *,
+    fmt: str = "f32",
+    block_size: int = 64,
+    isa: str = "",
+    seed: int = 0,
 ) -> Filled:
     """Stores sequences of (context before, tokens now); sequence i has the same data whatever comes with it."""
     kv = KV_FORMATS[fmt]
-    cache = Cache(fmt=kv, shape=shape, block_size=block_size, blocks=2 + sum(-(-(a + b) // block_size) for a, b in contexts))
+    cache = Cache(
+        fmt=kv, shape=shape, block_size=block_size, blocks=blocks_for(block_size, [a + b for a, b in contexts])
+    )
     data = [sequence_data(shape, old + new, seed + i) for i, (old, new) in enumerate(contexts)]
     if kv.calibrated:
         cache.head_scales = np.linspace(0.03, 0.05, 2 * shape.kv_heads, dtype=np.float32).reshape(2, shape.kv_heads)

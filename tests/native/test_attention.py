@@ -95,6 +95,16 @@ def test_counters(kind):
     assert half["kv_half_bytes"] == 50 * 2 * 2 * shape.kv_heads * shape.head_dim
 
 
+def test_planned_workspace_holds_every_split_of_the_context():
+    rng = np.random.default_rng(5)
+    for trial in range(40):
+        shape = Shape(kv_heads=1 + trial % 3, group=1, head_dim=8)
+        contexts = [(int(n), 1) for n in rng.integers(0, 1500, rng.integers(1, 10))]
+        case = filled(shape, contexts if trial % 2 else [(1300, 1)] * len(contexts), block_size=256)
+        out, _ = attend(case.cache, case.batch, case.q_THD, threads=2 + trial % 2, max_seqs=9)
+        assert np.abs(out - case.expected()).max() < TOLERANCE["f32"]
+
+
 def test_an_idle_sequence_costs_nothing():
     case = filled(Shape(), [(40, 2), (64, 1)])
     (first, second), free = case.batch.sequences, case.cache.free.copy()

@@ -71,9 +71,9 @@ def kv_format(name: str) -> KvFormat:
 
 
 def block_bytes(fmt: KvFormat, block_size: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of a block of `block_size` tokens of one layer: K, V (rows padded to 16 elements), scales; 64-byte multiple.
+    """Bytes of a block of `block_size` tokens of one layer: K, V (rows padded to 16 elements) and scales.
 
-    `PlanError` for a block size that is not in `BLOCK_SIZES`.
+    A multiple of 64. `PlanError` for a block size that is not in `BLOCK_SIZES`.
     """
     if block_size not in BLOCK_SIZES:
         raise PlanError(f"KV block size {block_size} is not supported; choose one of {BLOCK_SIZES}.")
