@@ -68,7 +68,7 @@ def dequantise(q: Quantised) -> Floats:
     """The float32 values [N, K] that a `Quantised` stands for, as the kernels apply them."""
     native = q.format.native
     if native == "bf16":
-        return q.codes_NK.view(ml_dtypes.bfloat16).astype(np.float32)
+        return (q.codes_NK.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if q.scales_NG is None:
         return q.codes_NK.astype(np.float32)
     rows, columns = q.shape
