@@ -18,5 +18,9 @@ class PlanError(UserError):
     """A switch, shape or memory request that cannot be met."""
 
 
+class DoesNotFitError(PlanError):
+    """A plan that needs more memory than it was given; the message holds the bytes."""
+
+
 class RequestError(UserError):
     """A generation request that can never be served."""

@@ -1,0 +1,292 @@
+"""`ablate`: runs a design launch by launch under the measuring lock, and can be stopped and resumed."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fuseboard.core.env import cache_dir
+from fuseboard.core.errors import UserError
+from fuseboard.load.atomic import process_lock
+from fuseboard.measure import design as designs
+from fuseboard.measure import machine, record, workload
+from fuseboard.measure.analysis import matching
+from fuseboard.measure.launch import LaunchSpec, launch
+from fuseboard.measure.options import AblateOptions, EngineOptions
+from fuseboard.measure.record import DesignRecord, LaunchRecord, Line, QualityRecord
+from fuseboard.measure.subject import EngineArgs, Subject, load_subject
+from fuseboard.plan.switches import parse_settings, switch
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+GUESS_S = {"quick": 6.0, "full": 60.0}
+"""Seconds a launch is expected to take before one was timed."""
+
+Report = Callable[[Path], object]
+"""Called with the record file after every block and at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One launch to be made."""
+
+    block: int
+    position: int
+    arm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """All that is decided before the first launch."""
+
+    options: AblateOptions
+    design: DesignRecord
+    workload: workload.Workload
+    engine: EngineArgs
+    places: tuple[Place, ...]
+
+    @property
+    def records(self) -> Path:
+        return self.options.out / "records.jsonl"
+
+    def settings(self, arm: str) -> dict[str, str]:
+        return next(a.switches for a in self.design.arms if a.name == arm)
+
+    def spec(self, place: Place) -> LaunchSpec:
+        return LaunchSpec(
+            arm=place.arm,
+            block=place.block,
+            position=place.position,
+            engine=replace(self.engine, switches=self.settings(place.arm)),
+            workload=self.workload,
+            code_digest=self.design.code_digest,
+        )
+
+
+def run(options: AblateOptions, *, report: Report | None = None) -> Path:
+    """Run the experiment and return its record file. Ctrl-C ends it early; what was measured is kept and reported."""
+    experiment = prepare(options)
+    if options.dry_run:
+        print_launches(experiment)
+        return experiment.records
+    with measuring_lock():
+        known = record.read(experiment.records)
+        todo = remaining(experiment, known)
+        record.append(experiment.records, experiment.design)
+        with contextlib.suppress(KeyboardInterrupt):
+            _run_launches(experiment, todo, report)
+            _run_quality(experiment, known)
+    if report:
+        report(experiment.records)
+    return experiment.records
+
+
+def prepare(options: AblateOptions) -> Experiment:
+    """Design, workload and places in order; UserError for options that make no sense."""
+    parts = options.design.split("+")
+    quick = parts == ["quick"]
+    bare = bare_args(options, options.model)
+    subject = load_subject(bare)
+    profile = dict(subject.profile)
+    on = designs.on_values(profile, parse_settings(list(options.on)))
+    for name in options.switches:
+        switch(name)
+    made = designs.make(
+        parts, profile=profile, on=on, fixed=parse_settings(list(options.set)), only=options.switches
+    )
+    work, notes = _workload(options, subject, quick)
+    blocks = options.blocks or (3 if quick else 5)
+    if blocks < 2:
+        raise UserError("--blocks must be at least 2: one block says nothing about its own noise.")
+    design = DesignRecord(
+        model=options.model,
+        design=options.design,
+        blocks=blocks,
+        seed=options.seed,
+        arms=made.arms,
+        comparisons=made.comparisons,
+        quality_arms=made.quality_arms if options.quality else (),
+        workload=describe(work),
+        workload_digest=work.digest,
+        code_digest=machine.code_digest(),
+        machine=machine.current(),
+        created_unix=time.time(),
+        equivalence_margin=options.margin,
+        notes=notes,
+    )
+    order = designs.orders([arm.name for arm in made.arms], blocks, options.seed)
+    places = tuple(
+        Place(block=b, position=i, arm=arm) for b, arms in enumerate(order) for i, arm in enumerate(arms)
+    )
+    return Experiment(
+        options=options,
+        design=design,
+        workload=work,
+        engine=fitted(replace(bare, switches=made.arms[0].switches), work, subject),
+        places=places,
+    )
+
+
+def bare_args(options: EngineOptions, model: str) -> EngineArgs:
+    """The options as they were given, with every switch off."""
+    return EngineArgs(
+        model=model,
+        switches={},
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        kv_memory=options.kv_memory,
+        load_format=options.load_format,
+    )
+
+
+def fitted(args: EngineArgs, work: workload.Workload, subject: Subject) -> EngineArgs:
+    """The arguments with limits that were not given filled in: what the workload needs, and one KV size for all."""
+    longest = args.max_model_len or min(-(-work.max_len // 64) * 64, subject.model.spec.max_position)
+    args = replace(args, max_model_len=longest, max_num_seqs=args.max_num_seqs or work.max_concurrency)
+    return args if args.kv_memory else replace(args, kv_memory=subject.plan(args).memory["kv"])
+
+
+def _workload(options: AblateOptions, subject: Subject, quick: bool) -> tuple[workload.Workload, tuple[str, ...]]:
+    prompts = prompts_for(subject, options.seed)
+    name = ("quick" if quick else "full") if options.workload == "auto" else options.workload
+    if name in ("quick", "full"):
+        return (workload.quick if name == "quick" else workload.full)(prompts, options.seed), ()
+    from fuseboard.measure import traces
+
+    limit = options.max_model_len or subject.model.spec.max_position
+    loaded = traces.load(Path(name), max_len=limit)
+    return traces.workload(loaded, prompts, seed=options.seed), tuple(loaded.notes)
+
+
+def prompts_for(subject: Subject, seed: int) -> workload.Prompts:
+    """Prompts in the model's own tokens."""
+    return workload.Prompts(subject.model.tokenizer, seed=seed)
+
+
+def describe(work: workload.Workload) -> str:
+    """One sentence on what a launch runs."""
+    cells = []
+    for cell in work.cells:
+        lengths = [len(r.token_ids) for r in cell.requests]
+        outs = [r.n_out for r in cell.requests]
+        pace = f"{cell.concurrency} at a time" if cell.concurrency else "as they arrive"
+        cells.append(f"{cell.name}: {len(lengths)} requests, {_span(lengths)} tokens in, {_span(outs)} out, {pace}")
+    return "; ".join(cells)
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+@contextlib.contextmanager
+def measuring_lock() -> Iterator[None]:
+    """Only one measurement at a time on a machine; others wait."""
+    with process_lock(cache_dir() / "measure.lock"):
+        yield
+
+
+def remaining(experiment: Experiment, known: Sequence[Line]) -> list[Place]:
+    """The places that no reusable launch fills.
+
+    A complete block counts when its launches ran under the same workload, machine, code and settings, an interrupted
+    one only within the same boot. A block in which one arm ran under another plan than elsewhere is measured anew.
+    """
+    if not experiment.options.resume:
+        return list(experiment.places)
+    launches = matching(known, experiment.design)
+    done = {(r.block, r.position, r.arm): r for r in launches}
+    todo: list[Place] = []
+    for block in range(experiment.design.blocks):
+        places = [p for p in experiment.places if p.block == block]
+        found = [done.get((p.block, p.position, p.arm)) for p in places]
+        whole = all(r is not None for r in found)
+        for place, launched in zip(places, found, strict=True):
+            same_boot = launched is not None and launched.machine.boot == experiment.design.machine.boot
+            if not whole and not same_boot:
+                todo.append(place)
+    return todo
+
+
+def _run_launches(experiment: Experiment, todo: Sequence[Place], report: Report | None) -> None:
+    with _progress() as progress:
+        task = progress.add_task("", total=len(todo))
+        for i, place in enumerate(todo):
+            progress.update(task, description=f"block {place.block + 1}/{experiment.design.blocks}  {place.arm}")
+            done = launch(experiment.spec(place), timeout_s=experiment.options.timeout)
+            record.append(experiment.records, done)
+            progress.advance(task)
+            last_of_block = i + 1 == len(todo) or todo[i + 1].block != place.block
+            if report and last_of_block and place.block + 1 < experiment.design.blocks:
+                report(experiment.records)
+
+
+def _run_quality(experiment: Experiment, known: Sequence[Line]) -> None:
+    from fuseboard.measure import quality
+
+    have = {
+        (line.arm, tuple(sorted(line.switches.items())))
+        for line in known
+        if isinstance(line, QualityRecord)
+        and experiment.options.resume
+        and line.code_digest == experiment.design.code_digest
+        and line.error is None
+    }
+    arms = [arm for arm in experiment.design.arms if arm.name in experiment.design.quality_arms]
+    todo = [arm for arm in arms[1:] if (arm.name, tuple(sorted(arm.switches.items()))) not in have]
+    if not todo:
+        return
+    with _progress() as progress:
+        task = progress.add_task("", total=len(todo) + 1)
+        for done in quality.compare(experiment.engine, arms[0], todo, experiment.design.code_digest):
+            progress.update(task, description="answers against the baseline")
+            if done is not None:
+                record.append(experiment.records, done)
+            progress.advance(task)
+
+
+def _progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def print_launches(experiment: Experiment) -> None:
+    """What would run, in order, and how long that is expected to take."""
+    known = record.read(experiment.records)
+    todo = remaining(experiment, known)
+    timed = [launch_s(r) for r in matching(known, experiment.design) if r.error is None]
+    each = statistics.median(timed) if timed else GUESS_S.get(experiment.workload.name, GUESS_S["full"])
+    print(f"{experiment.design.model}, design {experiment.design.design}: {experiment.design.workload}")
+    for place in todo:
+        settings = " ".join(f"{k}={v}" for k, v in experiment.settings(place.arm).items()) or "every switch off"
+        print(f"block {place.block + 1}, launch {place.position + 1}: {place.arm} ({settings})")
+    source = "as measured so far" if timed else "a guess before the first launch"
+    print(f"{len(todo)} launches of about {each:.0f} s, {source}: {len(todo) * each / 60:.0f} min")
+
+
+def launch_s(launched: LaunchRecord) -> float:
+    """Seconds that a launch took, from the start of its process to its last cell's end."""
+    cells = sum(c.end_ns - c.start_ns for c in launched.cells)
+    return (sum(launched.startup_ns.values()) + sum(launched.warmup_ns) + cells) / 1e9
