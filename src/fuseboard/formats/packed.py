@@ -57,8 +57,10 @@ class DamagedError(Exception):
 class PackedFile:
     """A mapped packed file. `tensor(name)` gives read-only bytes that stay valid as long as they are referenced."""
 
-    def __init__(self, path: Path, digest: str, entries: Mapping[str, PackedEntry], data: NDArray[np.uint8]) -> None:
-        self.path, self.digest, self.entries, self._data = path, digest, entries, data
+    def __init__(self, path: Path, digest: str, entries: Mapping[str, PackedEntry], mapped: NDArray[np.uint8],
+                 header_bytes: int) -> None:
+        self.path, self.digest, self.entries = path, digest, entries
+        self._data, self._header_bytes = mapped[header_bytes:], header_bytes
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> "PackedFile":
@@ -70,7 +72,7 @@ class PackedFile:
             if size != start + header["size"]:
                 raise DamagedError(f"{path} has {size} bytes instead of {start + header['size']}")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        packed = cls(path, header["digest"], entries, np.frombuffer(mapped, np.uint8)[start:])
+        packed = cls(path, header["digest"], entries, np.frombuffer(mapped, np.uint8), start)
         if verify:
             packed._verify()
         return packed
@@ -85,6 +87,13 @@ class PackedFile:
         entry = self.entries[name]
         assert entry.format == VECTOR
         return self.tensor(name).view(np.float32).reshape(entry.shape)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First address and end of the mapping, whole pages, for accounts of resident memory."""
+        start = self._data.ctypes.data - self._header_bytes
+        end = self._data.ctypes.data + len(self._data)
+        return start, end + -end % _PAGE
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,8 @@
 """A compiled plan on the CPU: memory, prepared steps, and running them node by node or as one program."""
 
+from __future__ import annotations
+
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -170,9 +173,8 @@ class CpuExecutable:
         return self._team.counters() | self._own
 
     def memory(self) -> dict[str, int]:
-        weights = self._packed.address
         regions = {
-            "weights": (weights, weights + self._packed.nbytes),
+            "weights": self._packed.span,
             "constants": _span(self._constants),
             "arena": _span(self._arena_memory),
             "workspace": _span(self._workspace),
@@ -235,7 +237,7 @@ def _arrays(batch: StepBatch) -> tuple[Any, ...]:
 
 
 def _span(region: _native.Region) -> tuple[int, int]:
-    return region.address, region.address + region.bytes
+    return region.address, region.address + region.bytes + -region.bytes % mmap.PAGESIZE
 
 
 def _packed_formats(graph: Graph) -> dict[str, str]:

@@ -4,6 +4,8 @@ The address of every value is fixed here: temporaries in the arena, weights in t
 in memory of their own. A fused region becomes one instruction; only what crosses its border has an address.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -259,12 +261,10 @@ class _Lowering:
     # ---- fused regions ----
 
     def _prologue(self, inner: Mapping[str, Node], linear: Node) -> dict[str, object]:
-        """Input, norm and the scratch for the normalised and rounded input of a fused projection.
-
-        `act` is the value itself when neither norm nor rounding belongs to the region."""
-        norm, rounding = inner.get("input_norm"), inner.get("quantise")
-        first = norm or rounding
-        x = first.inputs[0] if first else linear.inputs[0]
+        """Input, norm and the scratch for the normalised and rounded input of a fused projection."""
+        norm = inner.get("input_norm")
+        first = inner.get("gather_rows") or norm or inner.get("quantise") or linear
+        x = first.inputs[0]
         return {
             "x": self._address(x),
             "ldx": self._columns(x),
@@ -339,14 +339,13 @@ class _Lowering:
 
     def _lm_head(self, node: Node) -> None:
         inner = _roles(node)
-        linear, gather, cap = inner["linear"], inner["gather_rows"], inner.get("softcap")
-        x = gather.inputs[0]
-        prologue = self._prologue(inner, linear) | {"x": self._address(x), "ldx": self._columns(x)}
+        linear, cap = inner["linear"], inner.get("softcap")
         top = self._top(inner["top_k"])
-        act_bytes = act_buffer(self.graph.dtype(linear.inputs[0]), self.shape.rows, self._columns(x)).size
+        x = linear.inputs[0]
+        act_bytes = act_buffer(self.graph.dtype(x), self.shape.rows, self._columns(x)).size
         self.program.add_lm_head(
             node.name,
-            **prologue,  # type: ignore[arg-type]
+            **self._prologue(inner, linear),  # type: ignore[arg-type]
             head=self._weights(linear)[0],
             **top | {"workspace": self.at.workspace + act_bytes},
             softcap=cap.attrs["cap"] if cap else 0.0,
