@@ -85,11 +85,9 @@ void bind_structs(nb::module_ &m) {
       .def("__init__",
            [](KvPool *self, const std::string &fmt, uintptr_t address, int64_t block_bytes, int32_t block_size,
               int32_t kv_heads, int32_t head_dim, uintptr_t head_scales, int32_t group) {
-             if (group < 0 || group >= kMaxGroups) throw std::invalid_argument("A model has at most 4 cache groups.");
-             if (kv_heads < 1 || head_dim < 1 || block_size < 1 || address == 0)
-               throw std::invalid_argument("A KV pool has no address or no size.");
              *self = {parse<KvFmt>("cache format", fmt, kKvNames), pointer<uint8_t>(address), block_bytes, block_size,
                       kv_heads, head_dim, pointer<const float>(head_scales), group};
+             if (const char *error = kv_pool_error(*self)) throw std::invalid_argument(error);
            },
            nb::kw_only(), "fmt"_a, "address"_a, "block_bytes"_a, "block_size"_a, "kv_heads"_a, "head_dim"_a,
            "head_scales"_a = 0, "group"_a = 0);

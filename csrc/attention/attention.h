@@ -51,5 +51,7 @@ struct AttentionSizes {
 int64_t attention_workspace_bytes(const AttentionSizes &sizes, bool naive);
 // Bytes of a block of `block_size` tokens, a multiple of 64; attention/layout.h says what lies where.
 int64_t kv_block_bytes(KvFmt fmt, int32_t block_size, int32_t kv_heads, int32_t head_dim);
+// What is wrong with a pool, as a sentence, or null. The kernels check nothing.
+const char *kv_pool_error(const KvPool &pool);
 
 }  // namespace fuse

@@ -36,4 +36,15 @@ int64_t kv_block_bytes(KvFmt fmt, int32_t block_size, int32_t kv_heads, int32_t 
   return round_up(block_size * (row + 2 * int64_t(sizeof(float)) * scale_heads(fmt, kv_heads)), 64);
 }
 
+const char *kv_pool_error(const KvPool &pool) {
+  if (!pool.base || pool.kv_heads < 1 || pool.head_dim < 1) return "A KV pool has no address or no size.";
+  if (pool.group < 0 || pool.group >= kMaxGroups) return "A model has at most 4 cache groups.";
+  if (pool.head_dim > 16 * kMaxDimPanels) return "KV heads hold at most 1024 values.";
+  if (pool.block_size < 16 || pool.block_size % 16) return "The KV block size must be a multiple of 16 tokens.";
+  if (pool.block_bytes < kv_block_bytes(pool.fmt, pool.block_size, pool.kv_heads, pool.head_dim))
+    return "The KV blocks are too small for this format and shape.";
+  if (pool.fmt == KvFmt::i8_head && !pool.head_scales) return "The i8_head cache format needs head_scales.";
+  return nullptr;
+}
+
 }  // namespace fuse

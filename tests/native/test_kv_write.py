@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from attention_case import ISAS, Batch, Cache, Shape, blocks_for, sequence_data, write
 
+from fuseboard import _native as native
 from fuseboard.formats.kv import KV_FORMATS, clipped_values, fake_quantise
 
 STORED = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -90,3 +91,20 @@ def test_only_the_slots_of_the_step_are_written():
     for x in (k, v):
         assert np.isnan(x[20:]).all()
         assert np.isfinite(x[:20]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_bytes": 64}, "too small"),
+        ({"block_size": 24}, "multiple of 16"),
+        ({"head_dim": 1040}, "1024"),
+        ({"group": 4}, "groups"),
+        ({"address": 0}, "no address"),
+        ({"fmt": "i8_head"}, "head_scales"),
+    ],
+)
+def test_a_pool_that_cannot_work_is_refused(changes, message):
+    pool = {"fmt": "f16", "address": 64, "block_bytes": 1 << 30, "block_size": 16, "kv_heads": 2, "head_dim": 64}
+    with pytest.raises(ValueError, match=message):
+        native.KvPool(**(pool | changes))
