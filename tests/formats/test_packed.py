@@ -68,7 +68,8 @@ def test_tensors_come_back_as_stored():
 
 def test_streaming_in_small_blocks_gives_the_same_bytes(monkeypatch):
     whole = load_packed(Checkpoint(), FORMATS).tensor("a").tobytes()
-    monkeypatch.setattr("fuseboard.formats.convert.row_blocks", lambda n, k: ((i, min(i + 16, n)) for i in range(0, n, 16)))
+    by_panel = lambda n, k: ((i, min(i + 16, n)) for i in range(0, n, 16))  # noqa: E731
+    monkeypatch.setattr("fuseboard.formats.convert.row_blocks", by_panel)
     other = Checkpoint()
     other.digest = "d2"
     assert load_packed(other, FORMATS, verify=True).tensor("a").tobytes() == whole
@@ -93,12 +94,10 @@ def test_a_damaged_file_is_found_and_written_anew(damage, monkeypatch):
     good = path.read_bytes()
     bad = {"truncate": good[:-64], "header": good[:40] + b"\0" + good[41:], "empty": b"", "version": good}[damage]
     path.write_bytes(bad)
-    if damage == "version":
-        monkeypatch.setattr(packed_module, "LAYOUT_VERSION", 99)
-    with pytest.raises(DamagedError):
-        PackedFile.open(path)
-    monkeypatch.undo()
-    os.environ["FUSEBOARD_CACHE"] = str(path.parent.parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_module, "LAYOUT_VERSION", 99 if damage == "version" else packed_module.LAYOUT_VERSION)
+        with pytest.raises(DamagedError):
+            PackedFile.open(path)
     load_packed(source, FORMATS)
     assert path.read_bytes() == good
 

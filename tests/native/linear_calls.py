@@ -33,8 +33,13 @@ def empty_activations(rows: int, ld: int, name: str) -> Activations:
     fmt = act_format(name)
     groups = ld // fmt.group if fmt.group else 0
     # Poison: whatever a kernel leaves unwritten must not be read.
-    return Activations(type=name.split("g")[0], group=fmt.group, codes=np.full((rows, ld * fmt.bits // 8), 0x7F, np.uint8),
-                       scales=np.full((rows, groups), np.nan, np.float32), sums=np.full((rows, groups), 1 << 30, np.int32))
+    return Activations(
+        type=name.split("g")[0],
+        group=fmt.group,
+        codes=np.full((rows, ld * fmt.bits // 8), 0x7F, np.uint8),
+        scales=np.full((rows, groups), np.nan, np.float32),
+        sums=np.full((rows, groups), 1 << 30, np.int32),
+    )
 
 
 def quantise(isa: str, x: np.ndarray, ld: int, name: str) -> Activations:
