@@ -86,15 +86,18 @@ def read_header(path: Path, data: mmap.mmap) -> dict[str, StoredTensor]:
                         f"safetensors file, download it again.")  # fmt: skip
     try:
         header = json.loads(data[8 : 8 + length])
-        header.pop("__metadata__", None)
-        return {name: place(path, name, entry, 8 + length, len(data)) for name, entry in header.items()}
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
-        raise LoadError(f"{path} has a header that is not JSON; download it again.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        header = None
+    if not isinstance(header, dict):
+        raise LoadError(f"{path} has a header that is not a JSON object; download it again.")
+    header.pop("__metadata__", None)
+    return {name: place(path, name, entry, 8 + length, len(data)) for name, entry in header.items()}
 
 
 def place(path: Path, name: str, entry: Mapping[str, Any], start: int, size: int) -> StoredTensor:
     try:
-        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise LoadError(f"{path} describes the tensor '{name}' in a way that is not understood.") from None
     if dtype not in KINDS:

@@ -14,6 +14,7 @@ from fuseboard.core.env import cache_dir
 from fuseboard.core.errors import LoadError, RequestError
 from fuseboard.load.atomic import write_atomic
 from fuseboard.load.gguf_file import GgufFile
+from fuseboard.load.pre_tokenizers import check_gguf_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -24,7 +25,7 @@ CHAT_ENDS = (
 )
 """Special tokens that end a turn in the common chat formats, whether or not the configuration lists them."""
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE = "\u2581"
 
@@ -224,8 +225,7 @@ def gguf_backend(file: GgufFile, digest: str) -> "Backend":
 
 def gguf_tokenizer(file: GgufFile, digest: str) -> Tokenizer:
     metadata = file.metadata
-    if "tokenizer.ggml.tokens" not in metadata:
-        raise LoadError(f"The GGUF file {file.path} holds no tokenizer.")
+    check_gguf_tokenizer(metadata, str(file.path))
     ends = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
     return Tokenizer(
         functools.partial(gguf_backend, file, digest),
