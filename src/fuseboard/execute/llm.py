@@ -65,13 +65,13 @@ def plan_model(
 class LLM:
     """A model with its plan, weights and engine. Not thread-safe; `close` it, or use it in a `with` statement.
 
-    `model` is a path, a hub id or a name of the catalogue; `switches` are set over `preset`. `max_model_len` is in
-    tokens, `kv_memory` in bytes. Raises LoadError and PlanError.
+    `model` is a path, a hub id, a name of the catalogue, or a model already loaded; `switches` are set over `preset`.
+    `max_model_len` is in tokens, `kv_memory` in bytes. Raises LoadError and PlanError.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | LoadedModel,
         *,
         preset: str = "on",
         switches: Mapping[str, str] | None = None,
@@ -84,7 +84,9 @@ class LLM:
         backend: str = DEFAULT,
     ) -> None:
         limits = Limits(max_model_len=max_model_len, max_num_seqs=max_num_seqs, kv_memory=kv_memory)
-        self.model = load_model(model, revision=revision, load_format=load_format)
+        if isinstance(model, str):
+            model = load_model(model, revision=revision, load_format=load_format)
+        self.model = model
         chosen = get_backend(backend)
         self.plan = plan_model(self.model, chosen, preset=preset, switches=switches, threads=threads, limits=limits)
         self.engine = Engine(chosen.compile(self.plan, self.model.weights), self.plan, self.model.tokenizer)

@@ -5,7 +5,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from fuseboard.backends.registry import DEFAULT
 from fuseboard.core.errors import UserError
+from fuseboard.plan.build import Limits
+from fuseboard.plan.switches import parse_settings
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -44,3 +47,74 @@ class EngineOptions:
     def kv_bytes(self) -> int | None:
         """`kv_memory` in bytes; UserError when it is not a size."""
         return None if self.kv_memory is None else parse_bytes(self.kv_memory)
+
+    def limits(self) -> Limits:
+        """The limits as the plan takes them."""
+        return Limits(max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs, kv_memory=self.kv_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(EngineOptions):
+    """An engine under one set of switches."""
+
+    preset: Annotated[str, arg(metavar="off|on")] = "on"
+    """The switches to start from: off is the baseline, on is what the backend does best without loss."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """A switch to change, for example kv.dtype=int8_token_head; `fuseboard plan` lists them."""
+    backend: Annotated[str, arg(metavar="NAME")] = DEFAULT
+    """What computes: the fast kernels, or reference, the plain truth that they are tested against."""
+    revision: Annotated[str | None, arg(metavar="REV")] = None
+    """Revision of a model on the hub."""
+
+    @property
+    def switches(self) -> dict[str, str]:
+        """`set` as a dictionary; PlanError for an unknown switch or value."""
+        return parse_settings(list(self.set))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ServingOptions):
+    """Generate text, or chat when no prompt is given."""
+
+    prompt: Annotated[str | None, arg(aliases=["-p"], metavar="TEXT")] = None
+    """The prompt; without it an interactive chat opens."""
+    max_tokens: Annotated[int, arg(metavar="N")] = 256
+    """Most tokens to generate."""
+    temperature: Annotated[float, arg(metavar="T")] = 0.0
+    """0 takes the most probable token."""
+    top_p: Annotated[float, arg(metavar="P")] = 1.0
+    """Sample from the smallest set of tokens with this probability."""
+    top_k: Annotated[int, arg(metavar="K")] = 0
+    """Sample from the K most probable tokens; 0 is off."""
+    seed: Annotated[int | None, arg(metavar="N")] = None
+    """Seed of the sampling."""
+    raw: bool = False
+    """The prompt as it is, without the chat template."""
+    json: bool = False
+    """Print one JSON object with text, tokens and times instead of streaming text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ServingOptions):
+    """Print the plan of a model before loading it: decisions, rewrites, memory, cost and limit of a decode step."""
+
+    json: bool = False
+    """Print JSON."""
+    graph: bool = False
+    """Also print the graph, node by node."""
+    batch: Annotated[int, arg(metavar="N")] = 1
+    """Sequences of the decode step whose cost is shown."""
+    context: Annotated[int, arg(metavar="N")] = 512
+    """Tokens of context of each of them."""
+    measure: bool = False
+    """Also load the model, generate a few tokens, and print the measured memory beside the planned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Show what this machine offers: instruction sets, cores, clock, measured ceilings, a checked product, versions."""
+
+    threads: Annotated[int | None, arg(metavar="N")] = None
+    """Threads to measure with; all usable ones when not given."""
+    json: bool = False
+    """Print JSON."""

@@ -46,7 +46,7 @@ class RmsNorm(Op):
 
     def reference(self, inputs: Sequence[Array], attrs: Attrs) -> list[Array]:
         x, weight = inputs
-        pieces = x.reshape(len(x), -1, attrs["dim"])
+        pieces = x.reshape(len(x), x.shape[1] // attrs["dim"], attrs["dim"])
         mean_square = np.mean(pieces * pieces, axis=2, keepdims=True, dtype=np.float32)
         return [(pieces / np.sqrt(mean_square + np.float32(attrs["eps"])) * weight).reshape(x.shape)]
 
