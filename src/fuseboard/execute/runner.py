@@ -4,6 +4,8 @@ T tokens of the step, S sequences, B blocks of the longest table. The arrays are
 once and written in place: a decode step costs a few short lists and a dozen NumPy calls, whatever S is.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,11 +69,12 @@ class Runner:
 
     def _fill_decode(self, seqs: list[ScheduledSeq]) -> None:
         batch, n = self._batch, len(seqs)
-        batch.token_ids_T[:n] = [seq.request.tokens[seq.start] for seq in seqs]
-        batch.positions_T[:n] = [seq.start for seq in seqs]
+        requests, _, starts, _, samples = zip(*seqs, strict=True)
+        batch.token_ids_T[:n] = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+        batch.positions_T[:n] = starts
         np.add(batch.positions_T[:n], 1, out=batch.context_lens_S[:n])
         batch.seq_starts_S1[: n + 1] = self._count_up[: n + 1]
-        self._fill_rows([i for i, seq in enumerate(seqs) if seq.samples])
+        self._fill_rows(range(n) if all(samples) else [i for i, last in enumerate(samples) if last])
         self._fill_slots(n, self._row_starts_S[:n])
 
     def _fill_ragged(self, seqs: list[ScheduledSeq]) -> None:
@@ -89,7 +92,7 @@ class Runner:
         self._fill_rows(rows)
         self._fill_slots(end, np.repeat(self._row_starts_S[: len(seqs)], [seq.num_tokens for seq in seqs]))
 
-    def _fill_rows(self, rows: list[int]) -> None:
+    def _fill_rows(self, rows: Sequence[int]) -> None:
         self._batch.sample_rows_R[: len(rows)] = rows
         self._batch.num_rows = len(rows)
 

@@ -117,13 +117,13 @@ class Scheduler:
     def complete(self, step: ScheduledStep, sampled: list[int]) -> None:
         """The step was computed; `sampled` has one token for each of its sequences that samples. A request that was
         aborted since the step was made is left alone."""
-        tokens = iter(sampled)
+        tokens, commit = iter(sampled), self._cache.commit
         for request, table, start, count, samples in step.seqs:
             token = next(tokens) if samples else None
             if request.table is not table:
                 continue
-            request.computed = start + count
-            self._cache.commit(table, request.tokens, request.chain, request.computed)
+            request.computed = computed = start + count
+            commit(table, request.tokens, request.chain, computed)
             if token is not None:
                 request.tokens.append(token)
 
@@ -195,17 +195,17 @@ class Scheduler:
             start = request.computed
             pending = len(request.tokens) - start
             count = min(pending, budget)
-            if not self._make_room(request, start + count):
+            table = request.table
+            assert table is not None
+            if start + count > table.capacity and not self._make_room(request, table, start + count):
                 break
-            assert request.table is not None
-            seqs.append(ScheduledSeq(request, request.table, start, count, count == pending))
+            seqs.append(ScheduledSeq(request, table, start, count, count == pending))
             budget -= count
         return seqs
 
-    def _make_room(self, request: Request, end: int) -> bool:
+    def _make_room(self, request: Request, table: BlockTable, end: int) -> bool:
         """Room for the request's tokens up to `end`, at the cost of later requests; False when it had to go itself."""
-        assert request.table is not None
-        while not self._cache.grow(request.table, request.computed, end):
+        while not self._cache.grow(table, request.computed, end):
             victim = self._running.pop()
             self._release(victim)
             victim.computed = 0
@@ -250,8 +250,8 @@ class Scheduler:
         counts = self._counts
         counts["steps"] += 1
         counts["batched_steps"] += len(seqs) > 1
-        for request, _, start, count, _ in seqs:
-            if start + count < request.prompt_len:
+        for seq in seqs:
+            if not seq.samples and seq.start + seq.num_tokens < seq.request.prompt_len:
                 counts["prefill_chunks"] += 1
         if self._policy.separate_steps and len(seqs) < len(self._running):
             kinds = {request.decoding for request in self._running}
