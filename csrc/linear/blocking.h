@@ -22,6 +22,34 @@ struct Span {
   int64_t tile_ld;
 };
 
+// The rows of a call as an integer kernel walks them. Rows 4 to 7 have a base of their own: with one base their
+// addresses need more registers than there are.
+struct Codes {
+  const uint8_t *low, *high;
+  int64_t ld, groups;
+  const float *scales;
+  const int32_t *sums;
+
+  Codes(const Span &s, int64_t quad_bytes) {
+    ld = s.a.ld / 4 * quad_bytes;
+    groups = s.a.ld / s.a.group;
+    low = static_cast<const uint8_t *>(s.a.codes) + s.row * ld + int64_t(s.begin) * (s.a.group / 4) * quad_bytes;
+    high = low + 4 * ld;
+    scales = s.a.scales + s.row * groups + s.begin;
+    sums = s.a.sums + s.row * groups + s.begin;
+    asm("" : "+r"(high));  // keeps the compiler from deriving one base from the other again
+  }
+  const uint8_t *row(int m) const { return m < 4 ? low + m * ld : high + (m - 4) * ld; }
+  void next_quad(int64_t bytes) {
+    low += bytes;
+    high += bytes;
+  }
+  void next_group() {
+    scales++;
+    sums++;
+  }
+};
+
 using SpanFn = void (*)(const Span &);
 
 // K states: kRows (largest block of rows), wide(M) (panels at once for a single block of M rows), kTileWide (the same

@@ -19,19 +19,20 @@ constexpr int64_t float_bytes(Fmt f) { return f == Fmt::f32 ? 64 : 32; }        
 
 inline const uint8_t *panel_at(const Weight &w, int32_t p) { return w.data + int64_t(p) * w.panel_bytes; }
 
-// Quads are addressed by activation group, which is never wider than a weight group; w8 has one endless group.
+// Quads are addressed by activation group, which is never wider than a weight group and divides it by a power of two;
+// w8 has one endless group.
 template <Fmt F>
 struct Walk {
-  int32_t act_group, per_weight_group;
+  int32_t shift = 0;
   int64_t weight_stride, act_stride;
 
-  Walk(const Weight &w, const Act &a) : act_group(a.group) {
-    per_weight_group = w.group ? w.group / a.group : 1;
+  Walk(const Weight &w, const Act &a) {
+    while (w.group > a.group << shift) shift++;
     act_stride = a.group / 4 * quad_bytes(F);
-    weight_stride = group_head(F) + per_weight_group * act_stride;
+    weight_stride = group_head(F) + (act_stride << shift);
   }
-  int64_t head(int32_t g) const { return panel_head(F) + g / per_weight_group * weight_stride; }
-  int64_t quads(int32_t g) const { return head(g) + group_head(F) + g % per_weight_group * act_stride; }
+  int64_t head(int32_t g) const { return panel_head(F) + (g >> shift) * weight_stride; }
+  int64_t quads(int32_t g) const { return head(g) + group_head(F) + (g & ((1 << shift) - 1)) * act_stride; }
 };
 
 // Activation groups that hold columns of the matrix; padding beyond them is never read.

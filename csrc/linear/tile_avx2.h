@@ -86,12 +86,12 @@ struct FloatSpans256 {
 // w4 x a8: sums over 8 quads in int16, then widened and added to the group's sums.
 template <Fmt F>
 struct NibbleSums {
-  static constexpr int64_t kActBytes = 4;
+  static constexpr int64_t kQuad = 4;
 
   template <int M, int P>
-  [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, const uint8_t *x, int64_t ld,
-                                         int32_t quads, __m256i (&sum)[P][M][2]) {
-    for (; quads > 0; quads -= 8, quad += 8 * 32, x += 8 * 4) {
+  [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, Codes &x, int32_t quads,
+                                         __m256i (&sum)[P][M][2]) {
+    for (; quads > 0; quads -= 8, quad += 8 * 32, x.next_quad(8 * kQuad)) {
       __m256i part[P][M][2];
 #pragma GCC unroll 8
       for (int q = 0; q < 8; q++) {
@@ -101,7 +101,7 @@ struct NibbleSums {
           const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
 #pragma GCC unroll 8
           for (int m = 0; m < M; m++) {
-            const __m256i value = broadcast32(x + m * ld + q * 4);
+            const __m256i value = broadcast32(x.row(m) + q * kQuad);
             const __m256i l = _mm256_maddubs_epi16(low, value), h = _mm256_maddubs_epi16(high, value);
             if (q == 0) {
               part[p][m][0] = l;
@@ -128,7 +128,7 @@ struct NibbleSums {
 // Everything else: int16 pairs.
 template <Fmt F, ActType T>
 struct PairSums {
-  static constexpr int64_t kActBytes = T == ActType::a8 ? 4 : 8;
+  static constexpr int64_t kQuad = T == ActType::a8 ? 4 : 8;
 
   [[gnu::always_inline]] static void load(const uint8_t *quad, __m256i &low, __m256i &high) {
     low = load256(quad);
@@ -153,10 +153,9 @@ struct PairSums {
   }
 
   template <int M, int P>
-  [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, const uint8_t *x, int64_t ld,
-                                         int32_t quads, __m256i (&sum)[P][M][2]) {
-#pragma GCC unroll 2
-    for (; quads > 0; quads--, quad += quad_bytes(F), x += kActBytes) {
+  [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, Codes &x, int32_t quads,
+                                         __m256i (&sum)[P][M][2]) {
+    for (; quads > 0; quads--, quad += quad_bytes(F), x.next_quad(kQuad)) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; p++) {
         __m256i low, high;
@@ -166,7 +165,7 @@ struct PairSums {
           const __m256i l = codes(low, pair), h = codes(high, pair);
 #pragma GCC unroll 8
           for (int m = 0; m < M; m++) {
-            const __m256i value = activation(x + m * ld, pair);
+            const __m256i value = activation(x.row(m), pair);
             add32(sum[p][m][0], _mm256_madd_epi16(l, value));
             add32(sum[p][m][1], _mm256_madd_epi16(h, value));
           }
@@ -182,50 +181,53 @@ struct IntSpans256 {
   static constexpr int wide(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
 
   template <int M, int P>
-  [[gnu::noinline]] static void run(const Span &s) {
-    const Walk<F> walk(s.w, s.a);
-    const int64_t ld = s.a.ld / 4 * Sums::kActBytes, groups = s.a.ld / s.a.group;
-    const uint8_t *x = static_cast<const uint8_t *>(s.a.codes) + s.row * ld;
-    const int32_t quads = walk.act_group / 4;
-    for (int32_t g = s.begin; g < s.end; g++) {
+  [[gnu::noinline]] static void run(const Span &span) {
+    const Walk<F> walk(span.w, span.a);
+    Codes x(span, Sums::kQuad);
+    const uint8_t *panel = span.panel;
+    const int64_t stride = span.w.panel_bytes, tile_ld = span.tile_ld;
+    const int32_t end = span.end, quads = span.a.group / 4;
+    float *tile = span.tile;
+    for (int32_t g = span.begin; g < end; g++, x.next_group()) {
       __m256i sum[P][M][2];
-      const int32_t *totals = s.a.sums + s.row * groups + g;
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++)
-          sum[p][m][0] = sum[p][m][1] = _mm256_set1_epi32(-zero_point(F) * totals[m * groups]);
-      Sums::template add<M, P>(s.panel + walk.quads(g), s.w.panel_bytes, x + g * quads * Sums::kActBytes, ld, quads,
-                               sum);
-      scale<M, P>(s, walk.head(g), g, sum);
+          sum[p][m][0] = sum[p][m][1] = _mm256_set1_epi32(-zero_point(F) * x.sums[m * x.groups]);
+      Sums::template add<M, P>(panel + walk.quads(g), stride, x, quads, sum);
+      scale<M, P>(panel + walk.head(g), stride, x, sum, tile, tile_ld);
     }
   }
 
   template <int M, int P>
-  [[gnu::always_inline]] static void scale(const Span &s, int64_t head_at, int32_t g, const __m256i (&sum)[P][M][2]) {
-    const int64_t groups = s.a.ld / s.a.group, first = s.row * groups + g;
+  [[gnu::always_inline]] static void scale(const uint8_t *heads, int64_t stride, const Codes &x,
+                                           const __m256i (&sum)[P][M][2], float *tile, int64_t tile_ld) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++)
+    for (int p = 0; p < P; p++) {
+      const uint8_t *head = heads + p * stride;
+      __m256 scales[2], minima[2];
 #pragma GCC unroll 2
       for (int h = 0; h < 2; h++) {
-        const uint8_t *head = s.panel + p * s.w.panel_bytes + head_at + h * 16;
-        __m256 scales = _mm256_undefined_ps(), minima = _mm256_undefined_ps();
-        if constexpr (F != Fmt::w8) scales = load8_half(head);
-        if constexpr (F == Fmt::w4a) minima = load8_half(head + 32);
+        if constexpr (F != Fmt::w8) scales[h] = load8_half(head + h * 16);
+        if constexpr (F == Fmt::w4a) minima[h] = load8_half(head + 32 + h * 16);
+      }
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) {
-          float *out = s.tile + m * s.tile_ld + p * kPanel + h * 8;
-          const float act = s.a.scales[first + m * groups];
-          __m256 factor = _mm256_set1_ps(act);
-          if constexpr (F != Fmt::w8) factor = _mm256_mul_ps(scales, factor);
+      for (int m = 0; m < M; m++) {
+        const __m256 act = _mm256_broadcast_ss(x.scales + m * x.groups);
+        __m256 total = act;
+        if constexpr (F == Fmt::w4a) total = _mm256_mul_ps(act, _mm256_set1_ps(float(x.sums[m * x.groups])));
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+          float *out = tile + m * tile_ld + p * kPanel + h * 8;
+          __m256 factor = act;
+          if constexpr (F != Fmt::w8) factor = _mm256_mul_ps(scales[h], act);
           __m256 acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[p][m][h]), factor, _mm256_loadu_ps(out));
-          if constexpr (F == Fmt::w4a) {
-            const float total = act * float(s.a.sums[first + m * groups]);
-            acc = _mm256_fmadd_ps(minima, _mm256_set1_ps(total), acc);
-          }
+          if constexpr (F == Fmt::w4a) acc = _mm256_fmadd_ps(minima[h], total, acc);
           _mm256_storeu_ps(out, acc);
         }
       }
+    }
   }
 };
 

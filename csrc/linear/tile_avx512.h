@@ -77,44 +77,40 @@ struct IntSpans512 {
   static constexpr int kRows = 8, kTileWide = 2;
   static constexpr int wide(int m) { return m <= 4 ? 4 : 2; }
 
+  static constexpr int64_t kQuad = T == ActType::a8 ? 4 : 8;  // bytes of four activations
+
   template <int M, int P>
-  [[gnu::noinline]] static void run(const Span &s) {
-    const Walk<F> walk(s.w, s.a);
-    for (int32_t g = s.begin; g < s.end; g++) {
+  [[gnu::noinline]] static void run(const Span &span) {
+    const Walk<F> walk(span.w, span.a);
+    Codes x(span, kQuad);
+    const uint8_t *panel = span.panel;
+    const int64_t stride = span.w.panel_bytes, tile_ld = span.tile_ld;
+    const int32_t end = span.end, quads = span.a.group / 4;
+    float *tile = span.tile;
+    for (int32_t g = span.begin; g < end; g++, x.next_group()) {
       __m512i sum[P][M];
-      sums<M, P>(s, walk, g, sum);
-      scale<M, P>(s, walk, g, sum);
-    }
-  }
-
-  // Exact sums of codes times activations over one activation group, the zero point taken off at the start.
-  template <int M, int P>
-  [[gnu::always_inline]] static void sums(const Span &s, const Walk<F> &walk, int32_t g, __m512i (&sum)[P][M]) {
-    constexpr int64_t act_bytes = T == ActType::a8 ? 4 : 8;
-    const int64_t stride = s.w.panel_bytes, ld = s.a.ld / 4 * act_bytes, groups = s.a.ld / s.a.group;
-    const int32_t *totals = s.a.sums + s.row * groups + g;
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
+      for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-      for (int p = 0; p < P; p++) sum[p][m] = _mm512_set1_epi32(-zero_point(F) * totals[m * groups]);
-    const uint8_t *quad = s.panel + walk.quads(g);
-    const uint8_t *x = static_cast<const uint8_t *>(s.a.codes) + s.row * ld + g * (walk.act_group / 4) * act_bytes;
+        for (int p = 0; p < P; p++) sum[p][m] = _mm512_set1_epi32(-zero_point(F) * x.sums[m * x.groups]);
+      const uint8_t *quad = panel + walk.quads(g);
+      for (int32_t q = 0; q < quads; q += 4)
 #pragma GCC unroll 4
-    for (int32_t q = walk.act_group / 4; q > 0; q--, quad += quad_bytes(F), x += act_bytes) {
-      __m512i codes[P];
-#pragma GCC unroll 8
-      for (int p = 0; p < P; p++) codes[p] = load_codes<F>(quad + p * stride);
-      dot<M, P>(codes, x, ld, sum);
+        for (int i = 0; i < 4; i++, quad += quad_bytes(F), x.next_quad(kQuad)) dot<M, P>(quad, stride, x, sum);
+      scale<M, P>(panel + walk.head(g), stride, x, sum, tile, tile_ld);
     }
   }
 
+  // One quad: exact, so the order does not matter.
   template <int M, int P>
-  [[gnu::always_inline]] static void dot(const __m512i (&codes)[P], const uint8_t *x, int64_t ld,
-                                         __m512i (&sum)[P][M]) {
+  [[gnu::always_inline]] static void dot(const uint8_t *quad, int64_t stride, const Codes &x, __m512i (&sum)[P][M]) {
+    __m512i codes[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; p++) codes[p] = load_codes<F>(quad + p * stride);
     if constexpr (T == ActType::a8) {
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        const __m512i value = broadcast32(x + m * ld);
+        const __m512i value = broadcast32(x.row(m));
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) sum[p][m] = _mm512_dpbusd_epi32(sum[p][m], codes[p], value);
       }
@@ -127,7 +123,7 @@ struct IntSpans512 {
           half[p] = pair ? _mm512_srli_epi16(codes[p], 8) : _mm512_and_si512(codes[p], _mm512_set1_epi16(255));
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
-          const __m512i value = broadcast32(x + m * ld + pair * 4);
+          const __m512i value = broadcast32(x.row(m) + pair * 4);
 #pragma GCC unroll 8
           for (int p = 0; p < P; p++) sum[p][m] = _mm512_dpwssd_epi32(sum[p][m], half[p], value);
         }
@@ -136,23 +132,22 @@ struct IntSpans512 {
   }
 
   template <int M, int P>
-  [[gnu::always_inline]] static void scale(const Span &s, const Walk<F> &walk, int32_t g, const __m512i (&sum)[P][M]) {
-    const int64_t groups = s.a.ld / s.a.group, first = s.row * groups + g;
+  [[gnu::always_inline]] static void scale(const uint8_t *head, int64_t stride, const Codes &x,
+                                           const __m512i (&sum)[P][M], float *tile, int64_t tile_ld) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) {
-      const uint8_t *head = s.panel + p * s.w.panel_bytes + walk.head(g);
+    for (int p = 0; p < P; p++, head += stride) {
       __m512 scales = _mm512_undefined_ps(), minima = _mm512_undefined_ps();
       if constexpr (F != Fmt::w8) scales = load_column<Fmt::f16>(head);
       if constexpr (F == Fmt::w4a) minima = load_column<Fmt::f16>(head + 32);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        float *out = s.tile + m * s.tile_ld + p * kPanel;
-        const float act = s.a.scales[first + m * groups];
+        float *out = tile + m * tile_ld + p * kPanel;
+        const float act = x.scales[m * x.groups];
         __m512 factor = _mm512_set1_ps(act);
         if constexpr (F != Fmt::w8) factor = _mm512_mul_ps(scales, factor);
         __m512 acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p][m]), factor, _mm512_loadu_ps(out));
         if constexpr (F == Fmt::w4a) {
-          const float total = act * float(s.a.sums[first + m * groups]);
+          const float total = act * float(x.sums[m * x.groups]);
           acc = _mm512_fmadd_ps(minima, _mm512_set1_ps(total), acc);
         }
         _mm512_storeu_ps(out, acc);
