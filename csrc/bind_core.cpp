@@ -59,8 +59,10 @@ void bind_team(nb::module_ &m) {
 void bind_step(nb::module_ &m) {
   nb::class_<BoundStep>(m, "Step")
       .def(nb::init<>())
-      .def("bind", &BoundStep::bind, nb::kw_only(), "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "sample_rows"_a, "kv_slots"_a, "block_tables"_a)
+      // A converted copy would not follow its buffer.
+      .def("bind", &BoundStep::bind, nb::kw_only(), "token_ids"_a.noconvert(), "positions"_a.noconvert(),
+           "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "sample_rows"_a.noconvert(),
+           "kv_slots"_a.noconvert(), "block_tables"_a.noconvert())
       .def("set", &BoundStep::set, "num_tokens"_a, "num_seqs"_a, "num_rows"_a);
 }
 
