@@ -83,6 +83,11 @@ class Analysis:
         return None if not values else (values[middle] + values[~middle]) / 2
 
     @property
+    def noise(self) -> Finding | None:
+        """The A/A comparison: two arms that are the same."""
+        return next(iter(self.of_kind("aa")), None)
+
+    @property
     def complete(self) -> bool:
         arms = {arm.name for arm in self.design.arms}
         done = {(r.arm, r.block) for r in self.launches}
@@ -225,7 +230,7 @@ def _problem(
     if comparison.kind == "total" or not idle:
         return "", ""
     counters = ", ".join(c for name in idle for c in BY_NAME[name].counters)
-    reason = f"{', '.join(idle)} did nothing here: no move of {counters}"
+    reason = f"{', '.join(idle)} did not engage: no move of {counters}"
     return (NOT_ENGAGED, reason) if len(idle) == len(engaged) else ("", reason)
 
 
@@ -268,7 +273,7 @@ def _warnings(
         if gain and gain.estimate.p < stats.ALPHA:
             yield f"Two identical arms were told apart in {gain.cell!r}: distrust gains near the A/A difference."
         if finding.reason and finding.problem in ("", NOT_ENGAGED):
-            yield f"{finding.comparison.name}: {finding.reason}."
+            yield f"{finding.reason} ({finding.comparison.kind}, {finding.comparison.name})."
     errors = Counter((r.arm, r.error.message) for r in launches if r.error)
     for (name, message), n in errors.items():
         yield f"{name}: {n} of the launches gave no result ({message})."

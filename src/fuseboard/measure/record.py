@@ -237,6 +237,8 @@ def _value(hint: Any, value: Any) -> Any:
         inner = next(a for a in arguments if a is not type(None))
         return None if value is None else _value(inner, value)
     if origin is tuple:
+        if arguments[0] in (int, str, float):
+            return tuple(value)
         return tuple(_value(arguments[0], v) for v in value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return decode(hint, value)

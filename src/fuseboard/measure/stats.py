@@ -132,7 +132,9 @@ def power(gain: float, error: float, dof: int, alpha: float) -> float:
 
     critical = float(special.stdtrit(dof, 1 - alpha / 2))
     shifted = stats.nct(dof, gain / error)
-    return float(shifted.sf(critical) + shifted.cdf(-critical))
+    above, below = float(shifted.sf(critical)), float(shifted.cdf(-critical))
+    # Far out the library gives nan: there the near side is certain and the far side impossible.
+    return (1.0 if np.isnan(above) else above) + (0.0 if np.isnan(below) else below)
 
 
 def smallest_detectable(error: float, dof: int, comparisons: int) -> float:

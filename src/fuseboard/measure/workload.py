@@ -125,11 +125,8 @@ class Prompts:
     def _prompt_at(self, start: int, length: int, prefix: tuple[int, ...], extendable: bool) -> tuple[int, ...] | None:
         """The prompt that goes on with the line at `start`; None when its text tokenises to anything else."""
         text = self._text[start : start + CHARS_PER_TOKEN * (length - len(prefix) + 2)]
-        if prefix:
-            # After a word and a line break no tokenizer sees what came before; the word itself is left out again.
-            ids = self._codec.encode("a\n" + text)[self._lead + 1 :]
-        else:
-            ids = self._codec.encode(text)
+        # After a word and a line break no tokenizer sees what came before; the word itself is left out again.
+        ids = self._codec.encode("a\n" + text)[self._lead + 1 :] if prefix else self._codec.encode(text)
         ids = ids[: length - len(prefix)]
         own = self._codec.decode(ids).removeprefix("\n" if prefix else "")
         if extendable and not (own[-1:].isalpha() and text[len(own) : len(own) + 1] == "\n"):

@@ -1,0 +1,65 @@
+"""One self-contained page that opens offline: styles, plots and tables inline, no script needed."""
+
+import re
+from importlib import resources
+from typing import Any
+
+from fuseboard.measure.analysis import Analysis
+from fuseboard.measure.metrics import METRICS
+from fuseboard.report import plots, view
+
+
+def render(analysis: Analysis) -> str:
+    """The page as text."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    template = resources.files("fuseboard.report").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["slug"] = slug
+    environment.filters["svg"] = Markup
+    return environment.from_string(template).render(_context(analysis))
+
+
+def slug(text: str) -> str:
+    """The text as an id of the page."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _context(analysis: Analysis) -> dict[str, Any]:
+    design = analysis.design
+    return {
+        "design": design,
+        "launches": sum(r.error is None for r in analysis.launches),
+        "warnings": analysis.warnings,
+        "complete": analysis.complete,
+        "cells": [_cell(analysis, cell) for cell in analysis.cells],
+        "memory_plot": plots.memory(analysis, "memory"),
+        "memory_rows": view.memory_rows(analysis),
+        "quality_rows": view.quality_rows(analysis),
+        "quality_columns": [label for _, label in view.QUALITY_COLUMNS],
+        "counters": view.counter_rows(analysis),
+        "method": view.method(analysis),
+        "receipts": view.receipts(analysis),
+    }
+
+
+def _cell(analysis: Analysis, cell: str) -> dict[str, Any]:
+    name = slug(cell)
+    total = view.total(analysis)
+    kinds = [k for k in view.KIND_TITLES if k not in ("total", "aa")]
+    return {
+        "name": cell,
+        "total": view.row(total, cell) if total else None,
+        "changes": view.headline(analysis, cell),
+        "noise": view.rows(analysis, "aa", cell),
+        "tables": [(view.KIND_TITLES[k], rows) for k in kinds if (rows := view.rows(analysis, k, cell))],
+        "ladder": plots.ladder(analysis, cell, f"ladder-{name}"),
+        "forest": plots.forest(analysis, cell, f"forest-{name}"),
+        "latency": plots.latency(analysis, cell, f"latency-{name}"),
+        "latency_rows": view.latency_rows(analysis, cell),
+        "quality": plots.quality(analysis, cell, f"quality-{name}"),
+        "steps": view.step_rows(analysis, cell),
+        "metric_labels": [f"{m.label}, {m.unit}" for m in METRICS],
+        "metrics": view.metric_rows(analysis, [arm.name for arm in analysis.design.arms], cell),
+    }
