@@ -1,7 +1,7 @@
 """What a backend is to the rest: capabilities as data, scratch sizes for the plan, and a compiler of plans."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from fuseboard.core.batch import StepBatch, StepOutput
 from fuseboard.core.device import DeviceCaps
@@ -58,6 +58,10 @@ class Backend(Protocol):
 
     def workspace(self, caps: DeviceCaps, graph: Graph, node: Node, sizes: Sizes, max_context: int) -> int:
         """Bytes of scratch memory for a node of a step of these sizes."""
+        ...
+
+    def examine(self, threads: int | None = None) -> dict[str, Any]:
+        """What `fuseboard doctor` shows: facts of the machine and measured rates."""
         ...
 
     def compile(self, plan: ExecutionPlan, weights: WeightSource) -> Executable:

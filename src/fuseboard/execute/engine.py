@@ -140,6 +140,10 @@ class Engine:
             self.step_log.append(_step_record(marks, decodes, step))
         return events
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of physical memory by component, as the system reports them now."""
+        return self._executable.memory()
+
     def counters(self) -> dict[str, int]:
         """Engagement counters of scheduler, cache and executable since the start."""
         return self._scheduler.counters() | self._cache.counters() | self._executable.counters()

@@ -28,9 +28,11 @@ def plan_report(plan: ExecutionPlan, *, batch: int = 1, context: int | None = No
     }
 
 
-def explain(plan: ExecutionPlan, *, measured: Mapping[str, int] | None = None) -> str:
+def explain(
+    plan: ExecutionPlan, *, measured: Mapping[str, int] | None = None, batch: int = 1, context: int | None = None
+) -> str:
     """The plan as text for a terminal; `measured` bytes by component stand beside the planned ones."""
-    report = plan_report(plan)
+    report = plan_report(plan, batch=batch, context=context)
     sections = [
         f"{plan.model} on {plan.caps.backend} ({plan.caps.isa}, {plan.caps.threads} threads), plan {plan.digest[:12]}",
         _table("Switches", [(name, value) for name, value in plan.switches.items()]),

@@ -1,6 +1,7 @@
 """The CPU backend: capabilities of this machine and scratch sizes of its kernels."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fuseboard import _native
 from fuseboard.backends.cpu.ceilings import cached_ceilings
@@ -78,6 +79,11 @@ class CpuBackend:
             return 0
         top = [_top_k_bytes(caps, graph, inner, sizes) for inner in node.body if inner.op == "top_k"]
         return _scratch_act_bytes(graph, node, sizes) + sum(top)
+
+    def examine(self, threads: int | None = None) -> dict[str, Any]:
+        from fuseboard.backends.cpu.doctor import examine
+
+        return examine(threads)
 
     def compile(self, plan: ExecutionPlan, weights: WeightSource) -> CpuExecutable:
         return CpuExecutable(plan, weights)

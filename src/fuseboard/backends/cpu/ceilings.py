@@ -44,7 +44,7 @@ def measure_ceilings(threads: int) -> Ceilings:
         machine=machine_name(),
         threads=threads,
         read_bytes_per_s=_native.measure_bandwidth(threads, READ_BYTES, SECONDS),
-        flops_per_s=_native.measure_flops(threads, "f32"),
+        flops_per_s=_native.measure_flops(threads, "fma"),
         int8_ops_per_s=_native.measure_flops(threads, "int8"),
     )
     _path().parent.mkdir(parents=True, exist_ok=True)

@@ -46,6 +46,9 @@ class ReferenceBackend:
     def workspace(self, caps: DeviceCaps, graph: Graph, node: Node, sizes: Sizes, max_context: int) -> int:
         return 0
 
+    def examine(self, threads: int | None = None) -> dict[str, Any]:
+        return {"numpy": np.__version__}
+
     def compile(self, plan: ExecutionPlan, weights: WeightSource) -> "ReferenceExecutable":
         return ReferenceExecutable(plan, weights)
 

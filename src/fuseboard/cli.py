@@ -1,0 +1,164 @@
+"""The command line: one dataclass of options a command, one function that carries it out."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fuseboard.core.errors import UserError
+
+COMMANDS = {
+    "run": "generate text, or chat",
+    "plan": "show what would run: decisions, memory, cost and limits, before anything is loaded",
+    "bench": "measure one configuration",
+    "ablate": "measure what every switch is worth, with evidence, and write a report",
+    "doctor": "show what this machine offers, measured",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code is 0, or 2 with one sentence on stderr when the input was bad."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        from fuseboard import __version__
+
+        print(__version__)
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        print(f"There is no command {command!r}; the commands are {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    try:
+        _HANDLERS[command](rest)
+    except UserError as error:
+        print(f"fuseboard {command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (such as head) went away; what it wanted it has.
+        sys.stderr.close()
+        return 0
+    return 0
+
+
+def _overview() -> str:
+    lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: fuseboard COMMAND [options]", "", *lines, "", "fuseboard COMMAND --help tells more."])
+
+
+def _parse(options: type[Any], command: str, arguments: list[str]) -> Any:
+    import tyro
+
+    config = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(options, args=arguments, prog=f"fuseboard {command}", config=config)
+
+
+def _run(arguments: list[str]) -> None:
+    from fuseboard.execute import console
+    from fuseboard.execute.options import RunOptions
+
+    console.run(_parse(RunOptions, "run", arguments))
+
+
+def _plan(arguments: list[str]) -> None:
+    from fuseboard.backends.registry import get_backend
+    from fuseboard.execute.llm import plan_model
+    from fuseboard.execute.options import PlanOptions
+    from fuseboard.load.model import load_model
+    from fuseboard.plan.explain import explain, plan_report
+
+    options: PlanOptions = _parse(PlanOptions, "plan", arguments)
+    model = load_model(options.model, revision=options.revision, load_format=options.load_format)
+    plan = plan_model(
+        model,
+        get_backend(options.backend),
+        preset=options.preset,
+        switches=options.switches,
+        threads=options.threads,
+        limits=options.limits(),
+    )
+    measured = _measured_memory(options) if options.measure else None
+    if options.json:
+        report = plan_report(plan, batch=options.batch, context=options.context)
+        print(json.dumps(report | ({"measured": measured} if measured else {}), indent=1))
+        return
+    print(explain(plan, measured=measured, batch=options.batch, context=options.context))
+    if options.graph:
+        print("\nGraph\n" + plan.graph.dump())
+
+
+def _measured_memory(options: Any) -> dict[str, int]:
+    """Physical memory by component after a short generation."""
+    from fuseboard.execute.llm import LLM
+    from fuseboard.execute.sampling_params import SamplingParams
+
+    limits = options.limits()
+    with LLM(
+        options.model,
+        preset=options.preset,
+        switches=options.switches,
+        threads=options.threads,
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        kv_memory=limits.kv_memory,
+        load_format=options.load_format,
+        revision=options.revision,
+        backend=options.backend,
+    ) as llm:
+        llm.generate([[1] * 8], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+        return llm.engine.memory()
+
+
+def _bench(arguments: list[str]) -> None:
+    from fuseboard.measure import bench
+    from fuseboard.measure.options import BenchOptions
+
+    bench.run(_parse(BenchOptions, "bench", arguments))
+
+
+def _ablate(arguments: list[str]) -> None:
+    from fuseboard.measure import experiment
+    from fuseboard.measure.options import AblateOptions
+    from fuseboard.report import write_report
+
+    experiment.run(_parse(AblateOptions, "ablate", arguments), report=write_report)
+
+
+def _doctor(arguments: list[str]) -> None:
+    from fuseboard.backends.registry import get_backend
+    from fuseboard.execute.options import DoctorOptions
+
+    options: DoctorOptions = _parse(DoctorOptions, "doctor", arguments)
+    findings = get_backend().examine(options.threads)
+    if options.json:
+        print(json.dumps(findings, indent=1))
+        return
+    for name, value in findings.items():
+        print(f"{name:<22} {_readable(name, value)}")
+
+
+def _readable(name: str, value: Any) -> str:
+    if name.endswith("/s"):
+        return f"{value / 1e9:.1f} G{name.split()[-1]}"
+    if name.endswith("bytes"):
+        return f"{value / 2**30:.1f} GiB"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_HANDLERS: dict[str, Callable[[list[str]], None]] = {
+    "run": _run,
+    "plan": _plan,
+    "bench": _bench,
+    "ablate": _ablate,
+    "doctor": _doctor,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
