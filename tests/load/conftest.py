@@ -1,5 +1,6 @@
 """Small checkpoints written by the libraries that define their formats."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
+from fuseboard.load import LoadedModel, load_model
 
 TINY = {
     "block_count": 2,
@@ -25,6 +28,12 @@ def own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if "models" not in request.keywords:
         patch = request.getfixturevalue("monkeypatch")
         patch.setenv("FUSEBOARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@functools.cache
+def real_model(name: str) -> LoadedModel:
+    """A model of the catalogue, loaded once for all tests."""
+    return load_model(name)
 
 
 def write_gguf(
