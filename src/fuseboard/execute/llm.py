@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from fuseboard.backends.base import Backend
+from fuseboard.backends.calibrate import compile_plan
 from fuseboard.backends.registry import DEFAULT, get_backend
 from fuseboard.core.errors import PlanError, RequestError
 from fuseboard.execute.engine import Engine
@@ -89,7 +90,7 @@ class LLM:
         self.model = model
         chosen = get_backend(backend)
         self.plan = plan_model(self.model, chosen, preset=preset, switches=switches, threads=threads, limits=limits)
-        self.engine = Engine(chosen.compile(self.plan, self.model.weights), self.plan, self.model.tokenizer)
+        self.engine = Engine(compile_plan(chosen, self.plan, self.model), self.plan, self.model.tokenizer)
         self._inboxes: dict[str, deque[TokenEvent]] = {}
         self._numbers = itertools.count()
 

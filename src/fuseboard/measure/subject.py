@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fuseboard.backends.base import Backend, Executable
+from fuseboard.backends.calibrate import compile_plan
 from fuseboard.backends.registry import get_backend
 from fuseboard.core.device import DeviceCaps
 from fuseboard.load import LoadedModel, load_model
@@ -64,7 +65,7 @@ class Subject:
         from fuseboard.execute.engine import Engine
 
         plan = self.plan(args)
-        executable = self.backend.compile(plan, self.model.weights)
+        executable = compile_plan(self.backend, plan, self.model)
         return Opened(engine=Engine(executable, plan, self.model.tokenizer), plan=plan, executable=executable)
 
 

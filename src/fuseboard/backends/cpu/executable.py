@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,9 +128,8 @@ class CpuExecutable:
         lowered.program.profile(self._profiling)
 
         def array(name: str, dtype: Any) -> NDArray[Any]:
-            size = elements(graph.values[name].shape, shape.sizes)
-            raw = memory.view(arena.offsets[name], 4 * size).view(dtype)
-            return raw.reshape(shape.rows, -1) if len(graph.values[name].shape) > 1 else raw
+            dims = [elements((dim,), shape.sizes) for dim in graph.values[name].shape]
+            return memory.view(arena.offsets[name], 4 * math.prod(dims)).view(dtype).reshape(dims)
 
         tops = [name for name in graph.outputs if name != plan.logits]
         return PreparedStep(
