@@ -20,8 +20,9 @@ from fuseboard.core.weights import WeightSource
 from fuseboard.formats.calibration import head_scales
 from fuseboard.formats.kv import kv_format
 from fuseboard.formats.packed import VECTOR, PackedFile, load_packed
-from fuseboard.graph.ir import Graph, elements
+from fuseboard.graph.ir import Graph, Node, elements
 from fuseboard.graph.ops import OPS
+from fuseboard.graph.rope import inverse_frequencies
 from fuseboard.plan.build import workspace_bytes
 from fuseboard.plan.memory import Arena, align, plan_arena
 from fuseboard.plan.plan import ExecutionPlan, StepShape
@@ -47,7 +48,7 @@ class CpuExecutable:
     def __init__(self, plan: ExecutionPlan, weights: WeightSource) -> None:
         self.plan = plan
         self._packed = load_packed(weights, _packed_formats(plan.graph))
-        self._constants, self._tensors = _place_tensors(plan.graph, self._packed)
+        self._constants, self._tensors = _place_tensors(plan, self._packed)
         self._pools_memory = [_native.Region(g.bytes, huge=True, name="fuseboard kv") for g in plan.kv.groups]
         self._arena_memory = _native.Region(max(plan.memory["arena"], 64), huge=True, name="fuseboard arena")
         self._workspace = _native.Region(max(plan.memory["workspace"], 64), huge=True, name="fuseboard workspace")
@@ -245,19 +246,44 @@ def _packed_formats(graph: Graph) -> dict[str, str]:
     return {v.name: v.dtype if len(v.shape) == 2 else VECTOR for v in weights}
 
 
-def _place_tensors(graph: Graph, packed: PackedFile) -> tuple[_native.Region, dict[str, int]]:
+def _place_tensors(plan: ExecutionPlan, packed: PackedFile) -> tuple[_native.Region, dict[str, int]]:
     """Addresses of weights in the packed file, and of constants, which are computed now, in memory of their own."""
     tensors = {name: packed.tensor(name).ctypes.data for name in packed.entries}
     values: dict[str, Any] = {}
-    for node in graph.once:
+    for node in plan.graph.once:
         inputs = [values[n] if n in values else packed.vector(n) for n in node.inputs]
-        values.update(zip(node.outputs, OPS[node.op].reference(inputs, node.attrs), strict=True))
+        results = [_rope_table(node, plan.caps.isa)] if node.op == "rope_angles" else OPS[node.op].reference(inputs, node.attrs)
+        values.update(zip(node.outputs, results, strict=True))
     memory = _native.Region(max(sum(align(v.nbytes) for v in values.values()), 64), name="fuseboard constants")
     at = 0
     for name, value in values.items():
         memory.view(at, value.nbytes).view(np.float32)[:] = value.reshape(-1)
         tensors[name], at = memory.address + at, at + align(value.nbytes)
     return memory, tensors
+
+
+def _rope_table(node: Node, isa: str) -> NDArray[np.float32]:
+    """Angles of all positions by the kernel that computes them step by step, so that folding changes no bit."""
+    length, dim = node.attrs["length"], node.attrs["head_dim"]
+    frequencies, factor = inverse_frequencies(node.attrs["rope"], dim, node.attrs["max_position"])
+    table = np.empty((length, dim), np.float32)
+    positions, none = np.arange(length, dtype=np.int32), np.zeros(1, np.int32)
+    program, step = _native.Program(isa=isa), _native.Step()  # type: ignore[arg-type]
+    program.add_rope_angles(
+        node.name, inv_freq=frequencies.ctypes.data, factor=factor, out=table.ctypes.data, dim=dim
+    )
+    step.bind(
+        token_ids=positions,
+        positions=positions,
+        seq_starts=none,
+        context_lens=none,
+        sample_rows=none,
+        kv_slots=(),
+        block_tables=(),
+    )
+    step.set(length, 0, 0)
+    program.run(_native.Team(1), step)
+    return table
 
 
 def check_fits(plan: ExecutionPlan, available: int) -> None:
