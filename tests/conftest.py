@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from tiny import TinyModel, make_tiny
 
 from fuseboard.core.env import cache_dir
 from fuseboard.load.atomic import process_lock
 from fuseboard.load.catalogue import CATALOGUE
 from fuseboard.load.fetch import cached_model
+from tiny import TinyModel, make_tiny
 
 
 @pytest.fixture(scope="session")

@@ -85,8 +85,16 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
          "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "tie_word_embeddings": True,
          "hidden_activation": "gelu_pytorch_tanh", "rope_parameters": GEMMA_ROPES},
     ),
+    "llama_panels": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "rope_parameters": PLAIN}),
+    "qwen3_panels": ("Qwen3", {"head_dim": 32, "intermediate_size": 150, "rope_parameters": PLAIN}),
+    "gemma3_panels": (
+        "Gemma3Text",
+        {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 17, "tie_word_embeddings": True,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 16,
+         "hidden_activation": "gelu_pytorch_tanh", "rope_parameters": GEMMA_ROPES},
+    ),
 }
-"""transformers' class prefix and the settings that differ from `COMMON`."""
+"""transformers' class prefix and the settings that differ from `COMMON`; heads of `_panels` fit whole panels."""
 
 FAMILY_CASES = ("llama", "qwen2_sliding", "qwen3", "mistral", "gemma3")
 """One case a family, for tests in which the rope method does not matter."""

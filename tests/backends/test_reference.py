@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from steps import Stepper
-from tiny import CASES, FAMILY_CASES, TinyModel, random_ids
 
 from fuseboard.backends.reference.backend import ReferenceBackend, ReferenceExecutable
 from fuseboard.core.batch import TOP_K, StepOutput
 from fuseboard.plan.build import Limits, build_plan
 from fuseboard.plan.plan import ExecutionPlan
+from steps import Stepper
+from tiny import CASES, FAMILY_CASES, TinyModel, random_ids
 
 LONGEST = 45
 LENGTHS = {"a": LONGEST, "b": 23, "c": 9}
