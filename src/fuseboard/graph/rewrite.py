@@ -9,9 +9,8 @@ from fuseboard.graph.ir import Graph, Node, Value
 def fuse(graph: Graph, members: Iterable[Node], kind: str, name: str) -> Graph | None:
     """`graph` with `members` replaced by one region node in the place of the last of them.
 
-    None when that would change the order of reads and writes: a value made by a member is read by an outsider that
-    runs before the last member, or a member reads a value which an outsider makes after the first member and which
-    depends on a member.
+    None when that would change the order of reads and writes: an outsider that runs before the last member reads what
+    a member makes. Results of the region are what outsiders read, the graph's results, and states.
     """
     inside = {node.name for node in members}
     nodes = [node for node in graph.nodes if node.name in inside]
@@ -21,8 +20,9 @@ def fuse(graph: Graph, members: Iterable[Node], kind: str, name: str) -> Graph |
         if node.name not in inside and made & set(node.inputs):
             return None
     taken = tuple(dict.fromkeys(v for node in nodes for v in node.inputs if v not in made))
-    read_outside = {v for node in graph.nodes if node.name not in inside for v in node.inputs} | set(graph.outputs)
-    given = tuple(v for node in nodes for v in node.outputs if v in read_outside)
+    wanted = {v for node in graph.nodes if node.name not in inside for v in node.inputs} | set(graph.outputs)
+    wanted |= {v for v in made if graph.values[v].kind == "state"}
+    given = tuple(v for node in nodes for v in node.outputs if v in wanted)
     region = Node(name=name, op="region", inputs=taken, outputs=given, attrs={"kind": kind}, body=tuple(nodes))
     rest = [node for node in graph.nodes if node.name not in inside]
     place = sum(node.name not in inside for node in graph.nodes[:last])

@@ -77,7 +77,7 @@ def build_plan(
         spec=model.spec,
         caps=caps,
         switches=switches,
-        explicit=frozenset(name for name in chosen if chosen[name] != preset.get(name)),
+        explicit=frozenset(chosen),
         storage=model.weights.storage,
         max_model_len=schedule.max_model_len,
     )
@@ -96,7 +96,7 @@ def build_plan(
         schedule=schedule,
         buckets=_buckets(ctx, schedule),
         reuse_memory=switches["memory_reuse"] == "on",
-        captured=switches["graph"] == "captured",
+        captured=_captured(ctx),
         memory={},
         nodes_built=len(built.nodes),
         decisions=tuple(ctx.decisions),
@@ -137,10 +137,10 @@ def _choose_attention(graph: Graph, ctx: PlanContext) -> Graph:
 
 
 def _schedule(spec: ModelSpec, switches: Mapping[str, str], limits: Limits) -> SchedulePolicy:
-    max_len = limits.max_model_len or min(spec.max_position, DEFAULT_MODEL_LEN)
+    max_len = min(spec.max_position, DEFAULT_MODEL_LEN) if limits.max_model_len is None else limits.max_model_len
     if not 0 < max_len <= spec.max_position:
         raise PlanError(f"--max-model-len {max_len} must be from 1 to the model's {spec.max_position} positions.")
-    seqs = limits.max_num_seqs or DEFAULT_NUM_SEQS
+    seqs = DEFAULT_NUM_SEQS if limits.max_num_seqs is None else limits.max_num_seqs
     if not 0 < seqs <= 4096:
         raise PlanError(f"--max-num-seqs {seqs} must be from 1 to 4096.")
     head, _, chunk_text = switches["prefill"].partition(":")
@@ -155,6 +155,14 @@ def _schedule(spec: ModelSpec, switches: Mapping[str, str], limits: Limits) -> S
         max_num_seqs=seqs,
         max_model_len=max_len,
     )
+
+
+def _captured(ctx: PlanContext) -> bool:
+    mode = ctx.switches["graph"]
+    if mode not in ctx.caps.graph_modes:
+        ctx.cannot("graph", f"{ctx.caps.backend} runs a step only as {', '.join(ctx.caps.graph_modes)}")
+        return False
+    return mode == "captured"
 
 
 def _positive(switch: str, text: str) -> int:
@@ -190,10 +198,8 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
         kept = longest if window is None or contiguous else min(longest, _window_blocks(window, schedule, block_size))
         wanted.append((window, layers, kept))
     per_request = sum(len(layers) * kept * size for _, layers, kept in wanted)
-    budget = limits.kv_memory or min(schedule.max_num_seqs * per_request, _free_memory(ctx) or 1 << 62)
-    share = min(1.0, budget / (schedule.max_num_seqs * per_request)) if not limits.kv_memory else (
-        budget / (schedule.max_num_seqs * per_request)
-    )
+    wished = schedule.max_num_seqs * per_request
+    budget = min(wished, _free_memory(ctx) or wished) if limits.kv_memory is None else limits.kv_memory
     groups = tuple(
         CacheGroup(
             layers=layers,
@@ -201,7 +207,7 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_bytes=size,
-            num_blocks=1 + int(share * schedule.max_num_seqs * kept),
+            num_blocks=1 + budget * kept // per_request,
         )
         for window, layers, kept in wanted
     )
@@ -210,7 +216,7 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
             f"A KV cache of {budget} bytes cannot hold one sequence of {schedule.max_model_len} tokens, which needs "
             f"{per_request} bytes; raise --kv-memory or lower --max-model-len."
         )
-    ctx.decide("kv memory", f"{budget} bytes", "--kv-memory" if limits.kv_memory else "what the limits need")
+    ctx.decide("kv memory", f"{budget} bytes", "--kv-memory" if limits.kv_memory is not None else "what the limits need")
     return KvPolicy(
         dtype=dtype,
         contiguous=contiguous,

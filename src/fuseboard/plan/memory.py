@@ -120,7 +120,9 @@ def _take_over(
 
 def _inplace_source(node: Node) -> str | None:
     if node.region == "residual":
-        return node.body[-1].inputs[0]
+        *before, add = node.body
+        read = {name for inner in before for name in inner.inputs}
+        return None if add.inputs[0] in read else add.inputs[0]
     if node.body or OPS[node.op].inplace is None:
         return None
     return node.inputs[OPS[node.op].inplace or 0]

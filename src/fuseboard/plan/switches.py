@@ -14,7 +14,8 @@ from fuseboard.core.errors import PlanError
 @dataclass(frozen=True, kw_only=True)
 class Switch:
     """One row. `needs` are (switch, value) pairs that must hold for the values other than the first to work; a value
-    that takes an argument (`chunked:256`) is listed without it in `values` and named in `parameters`."""
+    that takes an argument (`chunked:256`) is listed without it in `values` and named in `parameters`; with `overrides`
+    a value may go on after a semicolon (`w4a8;lm_head.weight=w8a16`)."""
 
     name: str
     values: tuple[str, ...]
@@ -23,13 +24,15 @@ class Switch:
     counters: tuple[str, ...]
     needs: tuple[tuple[str, str], ...] = ()
     parameters: tuple[str, ...] = ()
+    overrides: bool = False
 
     @property
     def off(self) -> str:
         return self.values[0]
 
     def check(self, value: str) -> None:
-        head, _, argument = value.partition(":")
+        first = value.partition(";")[0] if self.overrides else value
+        head, _, argument = first.partition(":")
         if head not in self.values or (argument and head not in self.parameters):
             allowed = ", ".join(f"{v}[:...]" if v in self.parameters else v for v in self.values)
             raise PlanError(f"Switch {self.name} has no value {value!r}; choose one of: {allowed}.")
@@ -39,7 +42,8 @@ CATALOGUE: tuple[Switch, ...] = (
     Switch(
         name="weights",
         values=("f32", "native", "bf16", "f16", "w8a16", "w8a8", "w4a8", "w4a16"),
-        parameters=("f32", "native", "bf16", "f16", "w8a16", "w8a8", "w4a8", "w4a16"),
+        parameters=("w8a16", "w8a8", "w4a8", "w4a16"),
+        overrides=True,
         kind="lossy",
         doc="storage of the weights, with an optional group (w4a8:g32, g32a is asymmetric) and overrides by name "
         "pattern (w4a8:g64;lm_head.weight=w8a16)",
@@ -203,7 +207,7 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
             raise PlanError(f"--set takes NAME=VALUE, not {setting!r}.")
         if name in chosen:
             raise PlanError(f"Switch {name} is set twice.")
-        switch(name).check(value.partition(";")[0])
+        switch(name).check(value)
         chosen[name] = value
     return chosen
 
@@ -215,7 +219,7 @@ def resolve(preset: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, s
     taken back to off. Needs of a chosen value that nobody set are switched on with it.
     """
     for name, value in chosen.items():
-        switch(name).check(value.partition(";")[0])
+        switch(name).check(value)
     values = all_off() | dict(preset) | dict(chosen)
     for name, value in chosen.items():
         for needed, wanted in switch(name).needs if value != switch(name).off else ():

@@ -55,7 +55,8 @@ class Rope(Op):
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         x, angles = inputs[:2]
-        assert angles.shape[1] == attrs["head_dim"], f"{x} by {angles}"
+        columns, dim = x.shape[-1], attrs["head_dim"]
+        assert isinstance(columns, int) and columns % dim == 0 and angles.shape[1] == dim, f"{x} by {angles}"
         return [(x.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:

@@ -17,6 +17,7 @@ def assign_precision(graph: Graph, ctx: PlanContext) -> Graph:
     for name, choice in chosen.items():
         if choice.weight not in ctx.caps.weight_formats:
             ctx.cannot("weights", f"{ctx.caps.backend} has no kernel for {choice.weight}, asked for {name}")
+            chosen[name] = Precision(weight="f32", act="f32")
     _check_overrides(policy, chosen, ctx)
     graph = graph.with_values(*(replace(graph.values[n], dtype=c.weight) for n, c in chosen.items()))
     return _round_activations(graph, chosen)
