@@ -12,6 +12,10 @@
 // Bytes: K and V of the visible keys once a row block (from L2 after the first chunk of rows), queries and outputs once.
 // Bound: decode with few heads a group is bound by memory at long contexts, by the products' latency at short ones;
 // prefill by multiply-adds. V is prefetched while the scores of its panel are computed.
+// Measured (Sapphire Rapids, 2 threads on a shared machine, so ratios only; 2 KV heads, group 7, head_dim 64, int8 per
+// token-head), microseconds of a decode row at contexts 512, 2048, 8192, 32768: AVX-512 12, 46, 176, 707; AVX2 20, 83,
+// 309, 1179. One thread, AVX2, 3 KV heads, group 3, f16, context 512: blockwise 21, naive 30. int8 is within 10 % of f16
+// while in cache, so integer products with quantised queries would buy little and cost accuracy.
 #pragma once
 
 #include "attention/tile.h"

@@ -51,15 +51,18 @@ struct Tile {
   const float *k_scale[kTilePanels], *v_scale[kTilePanels];
 
   FUSE_INLINE void locate(const Blocks<F> &blocks, const int32_t *table, int32_t head, int32_t tile, KeySpan span) {
-    for (int32_t panel = span.lo / 16; panel <= span.hi / 16; ++panel) {
-      const int64_t block = table[panel * 16 / blocks.block_size], offset = panel * 16 % blocks.block_size;
-      const int32_t i = panel - tile * kTilePanels;
+    const int32_t first = span.lo / 16 - tile * kTilePanels, last = span.hi / 16 - tile * kTilePanels;
+    int64_t index = span.lo / blocks.block_size, offset = span.lo / 16 * 16 - index * blocks.block_size;
+    for (int32_t i = first; i <= last; ++i) {
+      const int64_t block = table[index];
       k[i] = blocks.k_panel(block, head, offset);
       v[i] = blocks.v_row(block, head, offset);
       if constexpr (Blocks<F>::token_scales) {
         k_scale[i] = blocks.scale(block, 0, head, offset);
         v_scale[i] = blocks.scale(block, 1, head, offset);
       }
+      offset += 16;
+      if (offset == blocks.block_size) offset = 0, ++index;
     }
   }
 };
