@@ -80,11 +80,10 @@ def _quality_arms(arms: Mapping[str, Settings]) -> tuple[str, ...]:
     return tuple(chosen.values())
 
 
-def on_values(profile: Mapping[str, str], chosen: Mapping[str, str]) -> Settings:
-    """The value that each row is studied at: chosen, else the profile's, else the first one that is not off."""
+def on_values(profile: Mapping[str, str]) -> Settings:
+    """The value that each row is studied at: the profile's, or the first one that is not off."""
     values = {row.name: profile.get(row.name, row.off) for row in CATALOGUE}
-    values = {name: value if value != switch(name).off else switch(name).values[1] for name, value in values.items()}
-    return values | dict(chosen)
+    return {name: value if value != switch(name).off else switch(name).values[1] for name, value in values.items()}
 
 
 def with_needs(row: Switch) -> Settings:
@@ -129,8 +128,9 @@ def make(
         raise UserError("The designs quick and ladder exclude each other: quick is a ladder of groups.")
     builder = _Builder(fixed)
     studied = [row.name for row in CATALOGUE if row.name not in fixed and (not only or row.name in only)]
-    ladder = [name for name in topological(studied) if profile.get(name, switch(name).off) != switch(name).off]
-    target = {name: on[name] if name in only else profile[name] for name in ladder}
+    target = {name: on[name] if name in only else profile.get(name, switch(name).off) for name in topological(studied)}
+    target = {name: value for name, value in target.items() if value != switch(name).off}
+    ladder = list(target)
     if "quick" in parts:
         _ladder(builder, _quick_groups(ladder), target)
     if "ladder" in parts:

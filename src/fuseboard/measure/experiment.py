@@ -91,8 +91,8 @@ def prepare(options: AblateOptions) -> Experiment:
     quick = parts == ["quick"]
     bare = bare_args(options, options.model)
     subject = load_subject(bare)
-    profile = dict(subject.profile)
-    on = designs.on_values(profile, parse_settings(list(options.on)))
+    profile = dict(subject.profile) | parse_settings(list(options.on))
+    on = designs.on_values(profile)
     for name in options.switches:
         switch(name)
     made = designs.make(
@@ -279,11 +279,13 @@ def print_launches(experiment: Experiment) -> None:
     timed = [launch_s(r) for r in matching(known, experiment.design) if r.error is None]
     each = statistics.median(timed) if timed else GUESS_S.get(experiment.workload.name, GUESS_S["full"])
     print(f"{experiment.design.model}, design {experiment.design.design}: {experiment.design.workload}")
-    for place in todo:
-        settings = " ".join(f"{k}={v}" for k, v in experiment.settings(place.arm).items()) or "every switch off"
-        print(f"block {place.block + 1}, launch {place.position + 1}: {place.arm} ({settings})")
+    for arm in experiment.design.arms:
+        settings = " ".join(f"{k}={v}" for k, v in arm.switches.items()) or "every switch off"
+        print(f"arm {arm.name}: {settings}")
+    for block in range(experiment.design.blocks):
+        print(f"block {block + 1}: {', '.join(p.arm for p in todo if p.block == block) or 'done'}")
     source = "as measured so far" if timed else "a guess before the first launch"
-    print(f"{len(todo)} launches of about {each:.0f} s, {source}: {len(todo) * each / 60:.0f} min")
+    print(f"{len(todo)} launches of about {each:.1f} s, {source}: {len(todo) * each / 60:.0f} min")
 
 
 def launch_s(launched: LaunchRecord) -> float:

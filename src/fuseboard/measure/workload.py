@@ -124,10 +124,13 @@ class Prompts:
 
     def _prompt_at(self, start: int, length: int, prefix: tuple[int, ...], extendable: bool) -> tuple[int, ...] | None:
         """The prompt that goes on with the line at `start`; None when its text tokenises to anything else."""
-        text = self._text[start : start + CHARS_PER_TOKEN * (length - len(prefix) + 2)]
+        wanted = length - len(prefix)
+        text = self._text[start : start + CHARS_PER_TOKEN * (wanted + 2)]
+        if len(text) < wanted:
+            return None
         # After a word and a line break no tokenizer sees what came before; the word itself is left out again.
         ids = self._codec.encode("a\n" + text)[self._lead + 1 :] if prefix else self._codec.encode(text)
-        ids = ids[: length - len(prefix)]
+        ids = ids[:wanted]
         own = self._codec.decode(ids).removeprefix("\n" if prefix else "")
         if extendable and not (own[-1:].isalpha() and text[len(own) : len(own) + 1] == "\n"):
             return None
@@ -175,11 +178,14 @@ def warmup_rounds(prompts: Prompts, cells: Sequence[Cell], *, rounds: int, n_out
 
 
 def quick(prompts: Prompts, seed: int) -> Workload:
-    """Four requests at once, 160 to 512 tokens in (128 of them shared) and 32 out; little warm-up."""
-    lengths = [(512, 32), (160, 32), (192, 32), (256, 32)]
+    """Four requests at once, 144 to 512 tokens in (128 of them shared) and 32 out; little warm-up.
+
+    The long prompt comes second, so that a step of 512 tokens has to split it.
+    """
+    lengths = [(144, 32), (512, 32), (160, 32), (176, 32)]
     cell = mixed_cell(prompts, name="4 at a time", lengths=lengths, concurrency=4, shared_prefix=128)
-    warmup = warmup_rounds(prompts, [cell], rounds=1)
-    return Workload(name="quick", cells=(cell,), warmup=warmup, warmup_s=0.8, seed=seed)
+    short = mixed_cell(prompts, name="warm-up", lengths=[(144, 3), (160, 3)], concurrency=2)
+    return Workload(name="quick", cells=(cell,), warmup=(short,), warmup_s=0.8, seed=seed)
 
 
 def full(prompts: Prompts, seed: int) -> Workload:
