@@ -3,6 +3,7 @@
 
 #include "contract.h"
 #include "simd.h"
+#include "simd.h"
 
 namespace fuse {
 inline namespace FUSE_ISA {
@@ -38,18 +39,6 @@ struct Walk {
 // Activation groups that hold columns of the matrix; padding beyond them is never read.
 inline int32_t live_groups(const Weight &w, const Act &a) { return (w.k + a.group - 1) / a.group; }
 
-inline float from_bits(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-
-inline uint32_t to_bits(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits;
-}
-
 inline uint16_t load16(const uint8_t *p) {
   uint16_t x;
   __builtin_memcpy(&x, p, 2);
@@ -76,9 +65,9 @@ inline int32_t code_at(const uint8_t *quad, int32_t r, int32_t j) {
 template <Fmt F>
 inline float value_at(const uint8_t *panel, int32_t r, int64_t k) {
   const uint8_t *column = panel + k * float_bytes(F);
-  if (F == Fmt::f32) return from_bits(load32(column + r * 4));
+  if (F == Fmt::f32) return bits_float(load32(column + r * 4));
   if (F == Fmt::f16) return load_half(column + r * 2);
-  return from_bits(uint32_t(load16(column + (r % 8 * 2 + r / 8) * 2)) << 16);
+  return bits_float(uint32_t(load16(column + (r % 8 * 2 + r / 8) * 2)) << 16);
 }
 
 }  // namespace linear

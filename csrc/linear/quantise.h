@@ -73,7 +73,7 @@ inline int32_t store_codes(const float *x, int32_t n, float inverse, int16_t *ou
 inline uint32_t largest_bits(const float *x, int32_t n) {
   uint32_t top = 0;
   for (int32_t i = 0; i < n; i++) {
-    const uint32_t bits = to_bits(x[i]) & 0x7fffffff;
+    const uint32_t bits = float_bits(x[i]) & 0x7fffffff;
     top = bits > top ? bits : top;
   }
   return top;
@@ -105,7 +105,7 @@ inline void quantise_group(const float *x, int32_t group, Code *codes, float &sc
     sum = 0;
     return;
   }
-  const float top = from_bits(bits);
+  const float top = bits_float(bits);
   scale = top / limit;
   sum = store_codes(x, group, limit / top, codes);
 }

@@ -24,7 +24,7 @@ void row_int(const Weight &w, int32_t row, float *out) {
   for (int32_t k0 = 0; k0 < w.k; k0 += group) {
     const uint8_t *head = panel + k0 / group * stride;
     const uint8_t *quads = head + panel_head(F) + group_head(F);
-    const float scale = F == Fmt::w8 ? from_bits(load32(head + r * 4)) : load_half(head + r * 2);
+    const float scale = F == Fmt::w8 ? bits_float(load32(head + r * 4)) : load_half(head + r * 2);
     const float minimum = F == Fmt::w4a ? load_half(head + 32 + r * 2) : 0.0f;
     const int32_t columns = w.k - k0 < group ? w.k - k0 : group;
     for (int32_t k = 0; k < columns; k++)

@@ -69,7 +69,7 @@ void scalar_int_tile(const Weight &w, const Act &a, int32_t m0, int32_t m1, int3
       const uint8_t *panel = panel_at(w, p);
       float acc[kPanel] = {};
       scalar_row<F, T>(w, a, m, panel, acc);
-      for (int32_t r = 0; F == Fmt::w8 && r < kPanel; r++) acc[r] *= from_bits(load32(panel + 4 * r));
+      for (int32_t r = 0; F == Fmt::w8 && r < kPanel; r++) acc[r] *= bits_float(load32(panel + 4 * r));
       __builtin_memcpy(tile + (m - m0) * tile_ld + (p - p0) * kPanel, acc, sizeof acc);
     }
   }
