@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fuseboard.backends.base import Backend, Executable
-from fuseboard.backends.reference.backend import ReferenceBackend
 from fuseboard.core.batch import StepBatch
 from fuseboard.formats.calibration import has_head_scales, record_head_scales
 from fuseboard.formats.kv import calibrate, kv_format
@@ -40,6 +39,8 @@ def compile_plan(backend: Backend, plan: ExecutionPlan, model: LoadedModel) -> E
 
 def measure_head_scales(model: PlannableModel, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Scales [layers, 2, KV heads] from one prefill of `tokens` by the reference backend in float32."""
+    from fuseboard.backends.reference.backend import ReferenceBackend
+
     backend = ReferenceBackend()
     limits = Limits(max_model_len=min(len(tokens), model.spec.max_position), max_num_seqs=1)
     plan = build_plan(model, backend.capabilities(), backend.workspace, preset={}, chosen={}, limits=limits)

@@ -6,7 +6,6 @@ scale with a 6-bit factor are rounded to float16. Other kinds are re-rounded to 
 
 from collections.abc import Callable
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +24,8 @@ def native_format(storage: str) -> str:
 
 def dequantise_blocks(blocks: StoredBlocks) -> Floats:
     """The float32 values of stored rows."""
+    import gguf  # slow to import, and a model whose packed file exists never needs it
+
     return gguf.quants.dequantize(blocks.rows, gguf.GGMLQuantizationType[blocks.kind.upper()])
 
 
