@@ -4,8 +4,8 @@ import itertools
 from collections import Counter
 
 import pytest
-import simulated
 
+import simulated
 from fuseboard.core.errors import UserError
 from fuseboard.measure import design as designs
 from fuseboard.plan.switches import BY_NAME, CATALOGUE, resolve

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import simulated
 
+import simulated
 from fuseboard.measure import record
 
 
