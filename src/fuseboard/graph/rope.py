@@ -85,7 +85,7 @@ def _yarn(rope: RopeSpec, inverse: NDArray[Any], head_dim: int) -> NDArray[Any]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    return inverse / rope.factor * ramp + inverse * (1 - ramp)
+    return np.asarray(inverse / rope.factor * ramp + inverse * (1 - ramp))
 
 
 def _yarn_magnitude(rope: RopeSpec) -> float:

@@ -41,8 +41,8 @@ class _Decoder:
         return self._head(x)
 
     def _inputs(self) -> None:
-        for name, shape in (("token_ids", T), ("positions", T), ("seq_starts", S), ("context_lens", S)):
-            self.g.input(name, (shape,))
+        for name, size in (("token_ids", T), ("positions", T), ("seq_starts", S), ("context_lens", S)):
+            self.g.input(name, (size,))
         self.g.input("sample_rows", (R,))
         for group in range(len(set(self.group_of.values()))):
             self.g.input(f"kv_slots.{group}", (T,))

@@ -347,7 +347,7 @@ class _Lowering:
             node.name,
             **self._prologue(inner, linear),  # type: ignore[arg-type]
             head=self._weights(linear)[0],
-            **top | {"workspace": self.at.workspace + act_bytes},
+            **(top | {"workspace": self.at.workspace + act_bytes}),  # type: ignore[arg-type]
             softcap=cap.attrs["cap"] if cap else 0.0,
         )
 

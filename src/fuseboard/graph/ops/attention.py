@@ -34,7 +34,8 @@ class RopeAngles(Op):
         return [((T if inputs else attrs["length"], attrs["head_dim"]), "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:
-        return (sizes["T"] if inputs else attrs["length"]) * attrs["head_dim"] * 16
+        rows: int = sizes["T"] if inputs else attrs["length"]
+        return rows * int(attrs["head_dim"]) * 16
 
     def reference(self, inputs: Sequence[Array], attrs: Attrs) -> list[Array]:
         positions = inputs[0] if inputs else np.arange(attrs["length"])
@@ -108,7 +109,7 @@ class Attention(Op):
         return [(q.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:
-        return 4 * sizes["context_tokens"] * attrs["heads"] * attrs["head_dim"]
+        return 4 * sizes["context_tokens"] * int(attrs["heads"] * attrs["head_dim"])
 
     def reference(self, inputs: Sequence[Any], attrs: Attrs) -> list[Array]:
         q, state, starts, contexts, tables = inputs

@@ -21,7 +21,7 @@ class Op:
     """
 
     name: ClassVar[str]
-    inplace: ClassVar[int | None] = None
+    inplace: int | None = None
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         """Shape and dtype of every output; AssertionError when the inputs do not fit."""
