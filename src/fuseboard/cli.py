@@ -123,9 +123,13 @@ def _bench(arguments: list[str]) -> None:
 def _ablate(arguments: list[str]) -> None:
     from fuseboard.measure import experiment
     from fuseboard.measure.options import AblateOptions
-    from fuseboard.report import write_report
+    from fuseboard.report import print_summary, write_report
 
-    experiment.run(_parse(AblateOptions, "ablate", arguments), report=write_report)
+    options: AblateOptions = _parse(AblateOptions, "ablate", arguments)
+    records = experiment.run(options, report=write_report)
+    if not options.dry_run:
+        print_summary(write_report(records))
+        print(f"The report: {records.with_name('report.html')}")
 
 
 def _doctor(arguments: list[str]) -> None:

@@ -130,7 +130,7 @@ class CpuExecutable:
 
         def array(name: str, dtype: Any) -> NDArray[Any]:
             dims = [elements((dim,), shape.sizes) for dim in graph.values[name].shape]
-            return memory.view(arena.offsets[name], 4 * math.prod(dims)).view(dtype).reshape(dims)
+            return np.asarray(memory.view(arena.offsets[name], 4 * math.prod(dims)).view(dtype).reshape(dims))
 
         tops = [name for name in graph.outputs if name != plan.logits]
         return PreparedStep(

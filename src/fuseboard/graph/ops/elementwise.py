@@ -10,7 +10,7 @@ from fuseboard.graph.ops.base import Array, Attrs, Op, Sizes, register
 
 
 class _Unary(Op):
-    inplace = 0
+    inplace: int | None = 0
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         (x,) = inputs
@@ -18,7 +18,7 @@ class _Unary(Op):
 
 
 class _Binary(Op):
-    inplace = 0
+    inplace: int | None = 0
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         a, b = inputs
