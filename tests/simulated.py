@@ -89,7 +89,6 @@ def launch(
         versions={"python": "3.11"},
         seed=0,
         started_unix=0.0,
-        plan_digest=f"plan of {sorted(switches.items())}",
         model_digest="m",
         startup_ns={"process": 300_000_000, "engine": 500_000_000},
         warmup_ns=(500_000_000,),
@@ -108,8 +107,13 @@ def _cell(name: str, scale: float, counters: dict[str, int]) -> CellRecord:
         times = (first, *(first + np.cumsum(gaps)).round().astype(int).tolist())
         requests.append(
             RequestRecord(
-                request_id=f"{name}/{i}", n_in=n_in, n_out_wanted=32, sent_ns=0,
-                token_ns=times, token_ids=tuple(range(32)), finish_reason="length",
+                request_id=f"{name}/{i}",
+                n_in=n_in,
+                n_out_wanted=32,
+                sent_ns=0,
+                token_ns=times,
+                token_ids=tuple(range(32)),
+                finish_reason="length",
             )
         )
     return CellRecord(

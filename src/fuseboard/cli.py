@@ -123,12 +123,12 @@ def _bench(arguments: list[str]) -> None:
 def _ablate(arguments: list[str]) -> None:
     from fuseboard.measure import experiment
     from fuseboard.measure.options import AblateOptions
-    from fuseboard.report import print_summary, write_report
+    from fuseboard.report import print_summary, read_analysis, write_report
 
     options: AblateOptions = _parse(AblateOptions, "ablate", arguments)
     records = experiment.run(options, report=write_report)
     if not options.dry_run:
-        print_summary(write_report(records))
+        print_summary(read_analysis(records))
         print(f"The report: {records.with_name('report.html')}")
 
 

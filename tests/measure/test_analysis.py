@@ -114,9 +114,7 @@ def test_launches_of_another_machine_are_left_out() -> None:
 def test_identical_arms_that_differ_are_warned_of() -> None:
     lines = simulated.experiment(["quick"], blocks=5)
     slow = [
-        dataclasses.replace(
-            simulated.launch("A/A", line.block, line.position, {}, scale=2.0 + 0.01 * line.block)
-        )
+        dataclasses.replace(simulated.launch("A/A", line.block, line.position, {}, scale=2.0 + 0.01 * line.block))
         if isinstance(line, LaunchRecord) and line.arm == "A/A"
         else line
         for line in lines

@@ -29,11 +29,14 @@ def spec(folder: Path, switches: dict[str, str], **engine: object) -> LaunchSpec
     )
     prompts = Prompts(load_subject(args).model.tokenizer, seed=0)
     cell = grid_cell(prompts, input_len=40, output_len=4, concurrency=2, count=3)
-    work = Workload(
-        name="test", cells=(cell,), warmup=warmup_rounds(prompts, [cell], rounds=2), warmup_s=20.0, seed=0
-    )
+    work = Workload(name="test", cells=(cell,), warmup=warmup_rounds(prompts, [cell], rounds=2), warmup_s=20.0, seed=0)
     return LaunchSpec(
-        arm="a", block=0, position=0, engine=dataclasses.replace(args, **engine), workload=work, code_digest="c"  # type: ignore[arg-type]
+        arm="a",
+        block=0,
+        position=0,
+        engine=dataclasses.replace(args, **engine),
+        workload=work,
+        code_digest="c",  # type: ignore[arg-type]
     )
 
 
@@ -84,9 +87,12 @@ def test_a_child_that_crashes_or_is_killed_says_how(tmp_path: Path, monkeypatch:
 
 
 def options(folder: Path, **more: object) -> AblateOptions:
-    chosen = {"design": "ladder", "switches": ("graph",), "workload": "quick", "blocks": 2, "threads": 1} | more
+    chosen = {"design": "ladder", "only": ("graph",), "workload": "quick", "blocks": 2, "threads": 1} | more
     return AblateOptions(
-        model=write_dummy(folder), load_format="dummy", out=folder / "out", **chosen  # type: ignore[arg-type]
+        model=write_dummy(folder),
+        load_format="dummy",
+        out=folder / "out",
+        **chosen,  # type: ignore[arg-type]
     )
 
 
@@ -118,11 +124,13 @@ def test_ablate_runs_and_resumes(cache: Path) -> None:
 def test_an_interrupted_block_of_another_boot_is_measured_anew(cache: Path) -> None:
     made = experiment.prepare(options(cache, quality=False))
     settings = {arm.name: arm.switches for arm in made.design.arms}
+    plans = {arm.name: arm.plan_digest for arm in made.design.arms}
+    assert plans["A/A"] == plans["all off"] != plans["all on"]
     here = [
         LaunchRecord(
             arm=p.arm, block=p.block, position=p.position, switches=settings[p.arm], model=made.design.model,
             workload_digest=made.design.workload_digest, code_digest=made.design.code_digest,
-            machine=made.design.machine, versions={}, seed=0, started_unix=0.0,
+            machine=made.design.machine, versions={}, seed=0, started_unix=0.0, plan_digest=plans[p.arm],
         )
         for p in made.places
     ]  # fmt: skip
@@ -130,11 +138,12 @@ def test_an_interrupted_block_of_another_boot_is_measured_anew(cache: Path) -> N
     assert experiment.remaining(made, before) == [], "complete blocks count"
     assert experiment.remaining(made, here[:-1]) == [made.places[-1]]
     assert experiment.remaining(made, before[:-1]) == [p for p in made.places if p.block == 1]
-    assert len(experiment.remaining(made, [dataclasses.replace(r, code_digest="x") for r in here])) == len(here)
+    for changed in ({"code_digest": "x"}, {"plan_digest": "x"}, {"workload_digest": "x"}):
+        assert len(experiment.remaining(made, [dataclasses.replace(r, **changed) for r in here])) == len(here)  # type: ignore[arg-type]
 
 
 def test_quality_stands_beside_speed(cache: Path) -> None:
-    path = experiment.run(options(cache, switches=("weights",), on=("weights=w8a16",)))
+    path = experiment.run(options(cache, only=("weights",), on=("weights=w8a16",)))
     (record_,) = [line for line in record.read(path) if isinstance(line, QualityRecord)]
     assert record_.error is None
     assert 0 < record_.values["kl_mean"] < 0.01
@@ -149,7 +158,7 @@ def test_dry_run_lists_and_starts_nothing(cache: Path, capsys: pytest.CaptureFix
 
 
 def test_bad_options_are_refused(cache: Path) -> None:
-    for bad in ({"blocks": 1}, {"switches": ("warp",)}, {"design": "odd"}, {"set": ("graph",)}):
+    for bad in ({"blocks": 1}, {"only": ("warp",)}, {"design": "odd"}, {"set": ("graph",)}):
         with pytest.raises(UserError):
             experiment.prepare(options(cache, **bad))
 
@@ -158,8 +167,15 @@ def test_bench_has_the_known_keys(cache: Path, capsys: pytest.CaptureFixture[str
     out = cache / "bench.json"
     result = bench.run(
         BenchOptions(
-            model=write_dummy(cache), load_format="dummy", input_len=30, output_len=5, concurrency=2, num_prompts=3,
-            threads=1, json=out, set=("kv.block_size=32",),
+            model=write_dummy(cache),
+            load_format="dummy",
+            input_len=30,
+            output_len=5,
+            concurrency=2,
+            num_prompts=3,
+            threads=1,
+            json=out,
+            set=("kv.block_size=32",),
         )
     )
     assert json.loads(out.read_text()) == json.loads(json.dumps(result))
@@ -178,7 +194,12 @@ def test_bench_has_the_known_keys(cache: Path, capsys: pytest.CaptureFixture[str
 def test_bench_open_loop(cache: Path) -> None:
     result = bench.run(
         BenchOptions(
-            model=write_dummy(cache), load_format="dummy", input_len=20, output_len=2, num_prompts=3, threads=1,
+            model=write_dummy(cache),
+            load_format="dummy",
+            input_len=20,
+            output_len=2,
+            num_prompts=3,
+            threads=1,
             request_rate=50.0,
         )
     )

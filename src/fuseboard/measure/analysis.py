@@ -127,12 +127,14 @@ def analyse(lines: Sequence[Line]) -> Analysis:
 
 def matching(lines: Iterable[Line], design: DesignRecord) -> list[LaunchRecord]:
     """The launches that belong to a design; of several for one place in a block the last one counts."""
-    settings = {arm.name: arm.switches for arm in design.arms}
+    arms = {arm.name: arm for arm in design.arms}
     found: dict[tuple[int, int, str], LaunchRecord] = {}
     for line in lines:
         if (
             isinstance(line, LaunchRecord)
-            and line.switches == settings.get(line.arm)
+            and line.arm in arms
+            and line.switches == arms[line.arm].switches
+            and line.plan_digest in ("", arms[line.arm].plan_digest)
             and line.model == design.model
             and line.workload_digest == design.workload_digest
             and line.code_digest == design.code_digest
@@ -190,19 +192,20 @@ def _gains(
     adjusted = stats.holm([e.p for _, e in kept])
     scale = stats.smallest_detectable(1.0, model.dof, len(kept)) if kept and metric.key == PRIMARY else math.nan
     for (comparison, found_estimate), p in zip(kept, adjusted, strict=True):
-        yield comparison, Gain(
-            cell=cell,
-            metric=metric,
-            estimate=found_estimate,
-            adjusted_p=p,
-            verdict=stats.verdict(found_estimate, p, margin),
-            detectable=scale * found_estimate.error,
+        yield (
+            comparison,
+            Gain(
+                cell=cell,
+                metric=metric,
+                estimate=found_estimate,
+                adjusted_p=p,
+                verdict=stats.verdict(found_estimate, p, margin),
+                detectable=scale * found_estimate.error,
+            ),
         )
 
 
-def _finding(
-    comparison: ComparisonRecord, gains: Sequence[Gain], by_arm: dict[str, list[LaunchRecord]]
-) -> Finding:
+def _finding(comparison: ComparisonRecord, gains: Sequence[Gain], by_arm: dict[str, list[LaunchRecord]]) -> Finding:
     treated, references = by_arm.get(comparison.treatment, []), by_arm.get(comparison.reference, [])
     engaged = {name: _moved(name, treated, references) for name in comparison.switches}
     problem, reason = _problem(comparison, treated, references, engaged)
@@ -277,6 +280,3 @@ def _warnings(
     errors = Counter((r.arm, r.error.message) for r in launches if r.error)
     for (name, message), n in errors.items():
         yield f"{name}: {n} of the launches gave no result ({message})."
-    for arm in design.arms:
-        if len({r.plan_digest for r in launches if r.arm == arm.name and r.error is None}) > 1:
-            yield f"{arm.name}: its launches ran under different plans."

@@ -14,7 +14,7 @@ from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import BenchOptions
 from fuseboard.measure.record import CellRecord, LaunchRecord, RequestRecord
 from fuseboard.measure.subject import Subject, load_subject
-from fuseboard.plan.switches import parse_settings, resolve, switch
+from fuseboard.plan.switches import resolve, switch
 
 WARMUP_S = 60.0
 LATENCIES: tuple[tuple[str, str, Callable[[RequestRecord], tuple[float, ...]]], ...] = (
@@ -31,13 +31,11 @@ def _some(value: float | None) -> tuple[float, ...]:
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure in a fresh process, print the table, write the JSON file; the result. UserError when nothing ran."""
-    bare = experiment.bare_args(options, options.model)
+    bare = replace(experiment.bare_args(options), backend=options.backend, revision=options.revision)
     subject = load_subject(bare)
     work = make_workload(options, subject)
     engine = experiment.fitted(replace(bare, switches=settings(options, subject)), work, subject)
-    spec = LaunchSpec(
-        arm="bench", block=0, position=0, engine=engine, workload=work, code_digest=machine.code_digest()
-    )
+    spec = LaunchSpec(arm="bench", block=0, position=0, engine=engine, workload=work, code_digest=machine.code_digest())
     with experiment.measuring_lock():
         done = launch(spec, timeout_s=options.timeout)
     if done.error is not None:
@@ -54,9 +52,8 @@ def settings(options: BenchOptions, subject: Subject) -> dict[str, str]:
     """The switches that differ from all off: the preset's with the chosen ones over them."""
     if options.preset not in ("on", "off"):
         raise UserError(f"--preset is on or off, not {options.preset!r}.")
-    chosen = parse_settings(list(options.set))
     preset = subject.profile if options.preset == "on" else {}
-    return {name: value for name, value in resolve(preset, chosen).items() if value != switch(name).off}
+    return {name: value for name, value in resolve(preset, options.switches).items() if value != switch(name).off}
 
 
 def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:

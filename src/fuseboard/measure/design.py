@@ -61,9 +61,7 @@ class _Builder:
 
     def compare(self, name: str, kind: str, switches: Sequence[str], treatment: str, reference: str) -> None:
         self.comparisons.append(
-            ComparisonRecord(
-                name=name, kind=kind, switches=tuple(switches), treatment=treatment, reference=reference
-            )
+            ComparisonRecord(name=name, kind=kind, switches=tuple(switches), treatment=treatment, reference=reference)
         )
 
     def build(self) -> Design:
@@ -114,9 +112,7 @@ def topological(names: Iterable[str]) -> list[str]:
     return ordered
 
 
-def make(
-    parts: Sequence[str], *, profile: Settings, on: Settings, fixed: Settings, only: Sequence[str] = ()
-) -> Design:
+def make(parts: Sequence[str], *, profile: Settings, on: Settings, fixed: Settings, only: Sequence[str] = ()) -> Design:
     """The design whose arms are those of all `parts`.
 
     `profile` is the preset `on`, `on` the value each row is studied at, `fixed` holds in every arm, `only` limits the

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fuseboard.core.env import cache_dir
-from fuseboard.core.errors import UserError
+from fuseboard.core.errors import PlanError, UserError
+from fuseboard.execute.options import EngineOptions
 from fuseboard.load.atomic import process_lock
 from fuseboard.measure import design as designs
 from fuseboard.measure import machine, record, workload
 from fuseboard.measure.analysis import matching
 from fuseboard.measure.launch import LaunchSpec, launch
-from fuseboard.measure.options import AblateOptions, EngineOptions
-from fuseboard.measure.record import DesignRecord, LaunchRecord, Line, QualityRecord
+from fuseboard.measure.options import AblateOptions
+from fuseboard.measure.record import ArmRecord, DesignRecord, LaunchRecord, Line, QualityRecord
 from fuseboard.measure.subject import EngineArgs, Subject, load_subject
 from fuseboard.plan.switches import parse_settings, switch
 
@@ -89,16 +90,15 @@ def prepare(options: AblateOptions) -> Experiment:
     """Design, workload and places in order; UserError for options that make no sense."""
     parts = options.design.split("+")
     quick = parts == ["quick"]
-    bare = bare_args(options, options.model)
+    bare = bare_args(options)
     subject = load_subject(bare)
     profile = dict(subject.profile) | parse_settings(list(options.on))
     on = designs.on_values(profile)
-    for name in options.switches:
+    for name in options.only:
         switch(name)
-    made = designs.make(
-        parts, profile=profile, on=on, fixed=parse_settings(list(options.set)), only=options.switches
-    )
+    made = designs.make(parts, profile=profile, on=on, fixed=parse_settings(list(options.set)), only=options.only)
     work, notes = _workload(options, subject, quick)
+    engine = fitted(replace(bare, switches=made.arms[0].switches), work, subject)
     blocks = options.blocks or (3 if quick else 5)
     if blocks < 2:
         raise UserError("--blocks must be at least 2: one block says nothing about its own noise.")
@@ -107,7 +107,7 @@ def prepare(options: AblateOptions) -> Experiment:
         design=options.design,
         blocks=blocks,
         seed=options.seed,
-        arms=made.arms,
+        arms=planned(made.arms, subject, engine),
         comparisons=made.comparisons,
         quality_arms=made.quality_arms if options.quality else (),
         workload=describe(work),
@@ -119,27 +119,25 @@ def prepare(options: AblateOptions) -> Experiment:
         notes=notes,
     )
     order = designs.orders([arm.name for arm in made.arms], blocks, options.seed)
-    places = tuple(
-        Place(block=b, position=i, arm=arm) for b, arms in enumerate(order) for i, arm in enumerate(arms)
-    )
+    places = tuple(Place(block=b, position=i, arm=arm) for b, arms in enumerate(order) for i, arm in enumerate(arms))
     return Experiment(
         options=options,
         design=design,
         workload=work,
-        engine=fitted(replace(bare, switches=made.arms[0].switches), work, subject),
+        engine=engine,
         places=places,
     )
 
 
-def bare_args(options: EngineOptions, model: str) -> EngineArgs:
+def bare_args(options: EngineOptions) -> EngineArgs:
     """The options as they were given, with every switch off."""
     return EngineArgs(
-        model=model,
+        model=options.model,
         switches={},
         threads=options.threads,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
-        kv_memory=options.kv_memory,
+        kv_memory=options.kv_bytes,
         load_format=options.load_format,
     )
 
@@ -149,6 +147,18 @@ def fitted(args: EngineArgs, work: workload.Workload, subject: Subject) -> Engin
     longest = args.max_model_len or min(-(-work.max_len // 64) * 64, subject.model.spec.max_position)
     args = replace(args, max_model_len=longest, max_num_seqs=args.max_num_seqs or work.max_concurrency)
     return args if args.kv_memory else replace(args, kv_memory=subject.plan(args).memory["kv"])
+
+
+def planned(arms: Sequence[ArmRecord], subject: Subject, engine: EngineArgs) -> tuple[ArmRecord, ...]:
+    """The arms with the digests of their plans; an arm that has no plan keeps none, and its launches say why."""
+
+    def digest(arm: ArmRecord) -> str:
+        try:
+            return subject.plan(replace(engine, switches=arm.switches)).digest
+        except PlanError:
+            return ""
+
+    return tuple(replace(arm, plan_digest=digest(arm)) for arm in arms)
 
 
 def _workload(options: AblateOptions, subject: Subject, quick: bool) -> tuple[workload.Workload, tuple[str, ...]]:
@@ -194,8 +204,8 @@ def measuring_lock() -> Iterator[None]:
 def remaining(experiment: Experiment, known: Sequence[Line]) -> list[Place]:
     """The places that no reusable launch fills.
 
-    A complete block counts when its launches ran under the same workload, machine, code and settings, an interrupted
-    one only within the same boot. A block in which one arm ran under another plan than elsewhere is measured anew.
+    A complete block counts when its launches ran under the same plans, workload, machine and code, an interrupted one
+    only within the same boot.
     """
     if not experiment.options.resume:
         return list(experiment.places)

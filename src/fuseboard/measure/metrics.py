@@ -109,9 +109,7 @@ def active_s(spans: Iterable[tuple[int, int]]) -> float:
 def decode_throughput(cell: CellRecord) -> float | None:
     """Sum of (n_out - 1) over the time in which some request was between its first and last token, tokens a second."""
     decoding = [r for r in cell.requests if r.ok and r.n_out > 1]
-    return _rate(
-        sum(r.n_out - 1 for r in decoding), active_s((r.token_ns[0], r.token_ns[-1]) for r in decoding)
-    )
+    return _rate(sum(r.n_out - 1 for r in decoding), active_s((r.token_ns[0], r.token_ns[-1]) for r in decoding))
 
 
 def prefill_throughput(cell: CellRecord) -> float | None:

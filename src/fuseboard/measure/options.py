@@ -2,52 +2,41 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from tyro.conf import arg
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What every measured engine is made with."""
+from fuseboard.execute.options import EngineOptions, ServingOptions
 
-    threads: int | None = None
-    """Compute threads; all cores that this process may use when not given."""
-    max_model_len: int | None = None
-    """Longest sequence in tokens; what the workload needs when not given."""
-    max_num_seqs: int | None = None
-    """Most sequences at once; what the workload needs when not given."""
-    kv_memory: int | None = None
-    """Bytes for the KV cache, the same in every arm; what the baseline needs for these limits when not given."""
-    load_format: str = "auto"
-    """auto, or dummy: random weights, for a shape whose weights are not at hand."""
-    timeout: float = 600.0
-    """Seconds after which a launch is ended and recorded as timed out."""
+LAUNCH_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblateOptions(EngineOptions):
-    """Options of `fuseboard ablate`."""
+    """Measure what every switch is worth: launches in counterbalanced blocks, verdicts, and a report."""
 
-    model: str
-    """A path, a hub id or a name of the catalogue."""
-    out: Path = Path("out/ablate")
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/ablate")
     """Folder of the records and the report; a run that was stopped goes on from the records it finds there."""
-    design: str = "quick"
+    design: Annotated[str, arg(metavar="DESIGN")] = "quick"
     """quick (a ladder of six groups), or some of alone, ladder and without joined by '+'."""
-    blocks: int | None = None
+    blocks: Annotated[int | None, arg(metavar="N")] = None
     """Repetitions of every arm, each in a fresh process; 3 for quick, else 5."""
-    switches: tuple[str, ...] = ()
-    """Only these switches are studied; all of the catalogue when not given."""
-    on: tuple[str, ...] = ()
-    """NAME=VALUE: the value at which a switch is studied, instead of the backend's own."""
-    set: tuple[str, ...] = ()
-    """NAME=VALUE: held at this value in every arm."""
-    workload: str = "auto"
+    only: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()
+    """A switch to study; all of the catalogue when not given."""
+    on: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """The value at which a switch is studied, instead of the backend's own."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """A switch that is held at this value in every arm."""
+    workload: Annotated[str, arg(metavar="NAME|FILE")] = "auto"
     """auto (fits the design), quick, full, or a trace file."""
-    seed: int = 0
+    seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts and of the order of launches."""
-    margin: float = 0.02
+    margin: Annotated[float, arg(metavar="SHARE")] = 0.02
     """Two arms closer than this share are called equivalent."""
     quality: bool = True
     """Also compare the answers of the arms with those of the baseline."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
+    """A launch that takes longer is ended and recorded as timed out."""
     resume: bool = True
     """Reuse the blocks in the records that were measured under the same plan, workload, machine and code."""
     dry_run: bool = False
@@ -55,34 +44,30 @@ class AblateOptions(EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(EngineOptions):
-    """Options of `fuseboard bench`."""
+class BenchOptions(ServingOptions):
+    """Measure one configuration under one load, in a fresh process."""
 
-    model: str
-    """A path, a hub id or a name of the catalogue."""
-    input_len: int = 512
+    input_len: Annotated[int, arg(metavar="N")] = 512
     """Tokens of every prompt."""
-    output_len: int = 128
+    output_len: Annotated[int, arg(metavar="N")] = 128
     """Tokens generated for every prompt; end tokens are ignored."""
-    concurrency: int = 1
+    concurrency: Annotated[int, arg(metavar="N")] = 1
     """Requests in flight at most."""
-    num_prompts: int = 8
+    num_prompts: Annotated[int, arg(metavar="N")] = 8
     """Requests in all."""
-    shared_prefix: int = 0
+    shared_prefix: Annotated[int, arg(metavar="N")] = 0
     """Tokens at the start that all prompts have in common."""
-    request_rate: float = float("inf")
+    request_rate: Annotated[float, arg(metavar="RATE")] = float("inf")
     """Requests a second of an open loop with Poisson arrivals; inf sends as soon as the concurrency allows."""
-    trace: Path | None = None
+    trace: Annotated[Path | None, arg(metavar="FILE")] = None
     """A trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV, ShareGPT JSON, OpenAI messages JSONL) for the requests."""
-    time_scale: float = 1.0
+    time_scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
     """Factor on the arrival times of a trace; 0.5 is twice as fast; 0 ignores them and keeps --concurrency busy."""
-    num_warmups: int = 1
+    num_warmups: Annotated[int, arg(metavar="N")] = 1
     """Rounds of other prompts of the same shapes before the measurement."""
-    preset: str = "on"
-    """on or off: the switches to start from."""
-    set: tuple[str, ...] = ()
-    """NAME=VALUE: a switch to change."""
-    seed: int = 0
+    seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts."""
-    json: Path | None = None
+    timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
+    """A launch that takes longer is ended and recorded as timed out."""
+    json: Annotated[Path | None, arg(metavar="FILE")] = None
     """File for the result, with the key names of vLLM's benchmark."""

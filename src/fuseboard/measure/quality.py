@@ -179,9 +179,7 @@ def log_softmax(logits_NV: Floats) -> NDArray[np.float64]:
     return np.asarray(shifted_NV - np.log(np.exp(shifted_NV).sum(axis=1, keepdims=True)))
 
 
-def row_scores(
-    reference_NV: Floats, other_NV: Floats, token_ids: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
+def row_scores(reference_NV: Floats, other_NV: Floats, token_ids: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """By row: KL(reference || other) in nats, whether the best token is the same, and how much worse the next token's
     log-likelihood is (nan in the last row, which has none)."""
     kl, same, worse = [], [], []

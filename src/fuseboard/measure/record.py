@@ -160,10 +160,11 @@ class QualityRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRecord:
-    """An arm's settings, all that differ from the all-off baseline."""
+    """An arm's settings, all that differ from the all-off baseline, and the digest of its plan when there is one."""
 
     name: str
     switches: dict[str, str]
+    plan_digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

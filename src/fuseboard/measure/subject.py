@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fuseboard.backends.base import Backend, Executable
 from fuseboard.backends.calibrate import compile_plan
-from fuseboard.backends.registry import get_backend
+from fuseboard.backends.registry import DEFAULT, get_backend
 from fuseboard.core.device import DeviceCaps
 from fuseboard.load import LoadedModel, load_model
 from fuseboard.plan.build import Limits
@@ -27,6 +27,8 @@ class EngineArgs:
     max_num_seqs: int | None = None
     kv_memory: int | None = None
     load_format: str = "auto"
+    backend: str = DEFAULT
+    revision: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,6 @@ class Subject:
 
 def load_subject(args: EngineArgs) -> Subject:
     """Resolve and check the model; its weights stay unread."""
-    model = load_model(args.model, load_format=args.load_format)
-    backend = get_backend()
+    model = load_model(args.model, revision=args.revision, load_format=args.load_format)
+    backend = get_backend(args.backend)
     return Subject(model=model, backend=backend, caps=backend.capabilities(threads=args.threads))

@@ -196,6 +196,4 @@ def full(prompts: Prompts, seed: int) -> Workload:
     lengths = list(zip(inputs, outputs, strict=True))
     mixed = mixed_cell(prompts, name="8 mixed streams", lengths=lengths, concurrency=8, shared_prefix=256)
     cells = (dataclasses.replace(one, name="one stream"), mixed)
-    return Workload(
-        name="full", cells=cells, warmup=warmup_rounds(prompts, cells, rounds=5), warmup_s=15.0, seed=seed
-    )
+    return Workload(name="full", cells=cells, warmup=warmup_rounds(prompts, cells, rounds=5), warmup_s=15.0, seed=seed)
