@@ -1,8 +1,8 @@
 // Kernels of the fused head: the best candidates and the sum of exponentials of a tile's row, while it is in cache.
 //
-// Algorithm: a vector of logits is compared with the worst kept candidate; only lanes above it are inserted (binary
-// heaps and sorts lose to this because after the first few hundred words almost no vector has such a lane). Candidates
-// are ordered by falling logit, then rising id: a total order, so the kept set does not depend on who saw what first.
+// Algorithm: a vector of logits is compared with the worst kept candidate and only lanes that reach it are inserted,
+// which after the first few hundred words almost none does. Candidates are ordered by falling logit, then rising id: a
+// total order, so the kept set does not depend on who saw what first.
 // Bytes moved: the tile once from the second-level cache. Bound expected: one compare a vector; exp for the sum.
 #pragma once
 

@@ -12,7 +12,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-Isa = Literal["scalar", "avx2", "avx512", ""]
+Isa = Literal["scalar", "avx2", "avx512", "amx", ""]
 Axis = Literal["one", "tokens", "seqs", "rows"]
 WeightFmt = Literal["f32", "f16", "bf16", "w8", "w8g", "w4", "w4a"]
 ActType = Literal["f32", "a8", "a16"]
@@ -31,6 +31,12 @@ def has_tile(fmt: WeightFmt, act: ActType, isa: Isa = "") -> bool:
 
 def lm_head_workspace_bytes(vocab: int, max_rows: int, threads: int) -> int:
     """Bytes that `add_lm_head` and `add_top_k` need for a team of `threads` and at most `max_rows` sample rows."""
+
+def measure_bandwidth(threads: int, bytes: int, seconds: float) -> float:
+    """Bytes a second that `threads` read from a buffer of `bytes` in huge pages."""
+
+def measure_flops(threads: int, kind: Literal["fma", "int8"], seconds: float = 0.2) -> float:
+    """Operations a second from registers; a multiply and an add are two."""
 
 MAX_HEAD_DIM: int
 

@@ -15,7 +15,7 @@ from fuseboard.formats.panels import pack, padded_k, panel_bytes
 from fuseboard.formats.quantise import Quantised, dequantise, quantise
 from fuseboard.formats.weights import act_format
 
-ISAS = tuple(name for name in ("scalar", "avx2", "avx512") if native.isa(name) == name)
+ISAS = tuple(name for name in ("scalar", "avx2", "avx512", "amx") if native.isa(name) == name)
 THREADS = (1, 2, 3)
 Floats = NDArray[np.float32]
 
