@@ -17,6 +17,7 @@ lint: $(VENV)/.dev ## style and types
 	$(PYTHON) -m mypy
 
 native: ## build the native module in place, for development
+	@mkdir -p $(BUILD)
 	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(PYTHON) > $(BUILD).log || (cat $(BUILD).log; false)
 	cmake --build $(BUILD)
 	cmake --install $(BUILD) --prefix src > $(BUILD).log
