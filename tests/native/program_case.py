@@ -56,9 +56,7 @@ def make_step(
     return step
 
 
-def run(
-    add: Callable[[native.Program], Any], step: native.Step, *, isa: str = "", threads: int = 1
-) -> dict[str, int]:
+def run(add: Callable[[native.Program], Any], step: native.Step, *, isa: str = "", threads: int = 1) -> dict[str, int]:
     """Builds a program, runs it once, returns the counters that moved."""
     program, team = native.Program(isa), native.Team(threads)
     add(program)

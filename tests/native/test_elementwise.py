@@ -43,7 +43,9 @@ def unary(name: str, x: np.ndarray, n: int, isa: str, threads: int) -> np.ndarra
         lambda p: getattr(p, f"add_{method}")(
             name, x=x.ctypes.data, ldx=x.shape[1], out=out.ctypes.data, ldo=n + 5, n=n, rows="tokens", **UNARY[name][1]
         ),
-        make_step(len(x)), isa=isa, threads=threads,
+        make_step(len(x)),
+        isa=isa,
+        threads=threads,
     )
     assert np.isnan(out[:, n:]).all()
     return out[:, :n]
@@ -91,7 +93,9 @@ def test_binary_in_place(name: str, function: Any, rows: int, n: int, isa: str) 
         lambda p: getattr(p, f"add_{name}")(
             name, a=a.ctypes.data, lda=n, b=b.ctypes.data, ldb=n + 3, out=a.ctypes.data, ldo=n, n=n, rows="tokens"
         ),
-        make_step(rows), isa=isa, threads=2,
+        make_step(rows),
+        isa=isa,
+        threads=2,
     )
     assert np.array_equal(a, expected)
 
@@ -100,10 +104,20 @@ def norm(x: np.ndarray, weight: np.ndarray, chunks: int, isa: str, threads: int 
     dim, out = len(weight), np.full((len(x), chunks * len(weight) + 1), np.nan, np.float32)
     run(
         lambda p: p.add_rms_norm(
-            "norm", x=x.ctypes.data, ldx=x.shape[1], weight=weight.ctypes.data, eps=1e-5, out=out.ctypes.data,
-            ldo=out.shape[1], dim=dim, rows="tokens", chunks=chunks,
+            "norm",
+            x=x.ctypes.data,
+            ldx=x.shape[1],
+            weight=weight.ctypes.data,
+            eps=1e-5,
+            out=out.ctypes.data,
+            ldo=out.shape[1],
+            dim=dim,
+            rows="tokens",
+            chunks=chunks,
         ),
-        make_step(len(x)), isa=isa, threads=threads,
+        make_step(len(x)),
+        isa=isa,
+        threads=threads,
     )
     assert np.isnan(out[:, -1]).all()
     return np.ascontiguousarray(out[:, :-1])
@@ -125,8 +139,12 @@ def test_rms_norm(rows: int, dim: int, chunks: int, isa: str) -> None:
 def test_embed_reads_rows_of_every_format(fmt: str, isa: str) -> None:
     table, ids = matrix(5, 37, 70, fmt), [0, 36, 17, 17, 5]
     out = np.full((5, 72), np.nan, np.float32)
-    run(lambda p: p.add_embed("embed", weight=table.weight, out=out.ctypes.data, ldo=72), make_step(5, token_ids=ids),
-        isa=isa, threads=2)
+    run(
+        lambda p: p.add_embed("embed", weight=table.weight, out=out.ctypes.data, ldo=72),
+        make_step(5, token_ids=ids),
+        isa=isa,
+        threads=2,
+    )
     np.testing.assert_allclose(out[:, :70], table.values[ids], rtol=1e-6, atol=1e-7)
     assert np.isnan(out[:, 70:]).all()
 
@@ -134,8 +152,11 @@ def test_embed_reads_rows_of_every_format(fmt: str, isa: str) -> None:
 def test_gather_rows() -> None:
     x, rows = random(6, 9, 11), [8, 0, 3, 3]
     out = np.zeros((4, 11), np.float32)
-    run(lambda p: p.add_gather_rows("gather", x=x.ctypes.data, ldx=11, out=out.ctypes.data, ldo=11, n=11),
-        make_step(9, sample_rows=rows), threads=3)
+    run(
+        lambda p: p.add_gather_rows("gather", x=x.ctypes.data, ldx=11, out=out.ctypes.data, ldo=11, n=11),
+        make_step(9, sample_rows=rows),
+        threads=3,
+    )
     assert np.array_equal(out, x[rows])
 
 
@@ -143,8 +164,12 @@ def test_rows_follow_the_named_count() -> None:
     x, out = random(7, 6, 4), np.zeros((6, 4), np.float32)
     for axis, count in (("one", 1), ("seqs", 1), ("rows", 2), ("tokens", 5)):
         out[:] = 0
-        run(lambda p, axis=axis: p.add_affine("a", x=x.ctypes.data, ldx=4, scale=1.0, shift=0.0, out=out.ctypes.data,
-                                              ldo=4, n=4, rows=axis), make_step(5, sample_rows=[1, 4]))
+        run(
+            lambda p, axis=axis: p.add_affine(
+                "a", x=x.ctypes.data, ldx=4, scale=1.0, shift=0.0, out=out.ctypes.data, ldo=4, n=4, rows=axis
+            ),
+            make_step(5, sample_rows=[1, 4]),
+        )
         assert np.array_equal(out[:count], x[:count])
         assert not out[count:].any()
 
@@ -157,7 +182,8 @@ def angles_of(dim: int, factor: float) -> tuple[np.ndarray, dict[str, int]]:
     out = np.full((len(POSITIONS), dim), np.nan, np.float32)
     counters = run(
         lambda p: p.add_rope_angles("a", inv_freq=inv_freq.ctypes.data, factor=factor, out=out.ctypes.data, dim=dim),
-        make_step(len(POSITIONS), positions=POSITIONS), threads=2,
+        make_step(len(POSITIONS), positions=POSITIONS),
+        threads=2,
     )
     angles = np.array(POSITIONS, np.float32)[:, None] * inv_freq
     expected = factor * np.concatenate([np.cos(angles.astype(np.float64)), np.sin(angles.astype(np.float64))], axis=1)
@@ -178,9 +204,20 @@ def test_rope(index: str, heads: int, dim: int, isa: str) -> None:
     x = padded(random(8, 5, heads * dim), 1)
     out = np.full((5, heads * dim), np.nan, np.float32)
     run(
-        lambda p: p.add_rope("rope", x=x.ctypes.data, ldx=x.shape[1], angles=table.ctypes.data, index=index,
-                             out=out.ctypes.data, ldo=heads * dim, heads=heads, dim=dim),
-        make_step(5, positions=places), isa=isa, threads=2,
+        lambda p: p.add_rope(
+            "rope",
+            x=x.ctypes.data,
+            ldx=x.shape[1],
+            angles=table.ctypes.data,
+            index=index,
+            out=out.ctypes.data,
+            ldo=heads * dim,
+            heads=heads,
+            dim=dim,
+        ),
+        make_step(5, positions=places),
+        isa=isa,
+        threads=2,
     )
     rows = table[places] if index == "position" else table
     cos, sin = np.split(rows.astype(np.float64)[:, None], 2, axis=-1)
@@ -202,15 +239,20 @@ def test_quantise_and_norm_quantise(name: str, rows: int, k: int, isa: str) -> N
         return acts
 
     def plain(source: np.ndarray) -> Callable[[native.Program, Acts], Any]:
-        return lambda p, acts: p.add_quantise("q", x=source.ctypes.data, ldx=source.shape[1], k=k, out=acts.act,
-                                              rows="tokens")
+        return lambda p, acts: p.add_quantise(
+            "q", x=source.ctypes.data, ldx=source.shape[1], k=k, out=acts.act, rows="tokens"
+        )
 
     first = stored(plain(x), 1)
     np.testing.assert_allclose(first.values()[:, :k], fake_quantise(x[:, :k], name), rtol=1e-6)
     assert not first.values()[:, k:].any()
     fused = [
-        stored(lambda p, acts: p.add_norm_quantise("nq", x=x.ctypes.data, ldx=k + 3, weight=weight.ctypes.data,
-                                                   eps=1e-5, k=k, out=acts.act, rows="tokens"), threads)
+        stored(
+            lambda p, acts: p.add_norm_quantise(
+                "nq", x=x.ctypes.data, ldx=k + 3, weight=weight.ctypes.data, eps=1e-5, k=k, out=acts.act, rows="tokens"
+            ),
+            threads,
+        )
         for threads in THREADS
     ]
     unfused = stored(plain(normed), 1)

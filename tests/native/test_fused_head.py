@@ -31,8 +31,12 @@ class Top:
         self.workspace.view()[:] = 0xFF
 
     def arguments(self) -> dict[str, int]:
-        return {"ids": self.ids.ctypes.data, "top": self.logits.ctypes.data, "logsumexp": self.logsumexp.ctypes.data,
-                "workspace": self.workspace.address}
+        return {
+            "ids": self.ids.ctypes.data,
+            "top": self.logits.ctypes.data,
+            "logsumexp": self.logsumexp.ctypes.data,
+            "workspace": self.workspace.address,
+        }
 
     def same_as(self, other: "Top") -> bool:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("ids", "logits", "logsumexp"))
@@ -41,8 +45,12 @@ class Top:
 def top_k(logits: np.ndarray, vocab: int, isa: str, threads: int) -> Top:
     rows = len(logits)
     top = Top(rows, vocab, threads)
-    run(lambda p: p.add_top_k("top", logits=logits.ctypes.data, ldl=logits.shape[1], vocab=vocab, **top.arguments()),
-        make_step(rows, sample_rows=list(range(rows))), isa=isa, threads=threads)
+    run(
+        lambda p: p.add_top_k("top", logits=logits.ctypes.data, ldl=logits.shape[1], vocab=vocab, **top.arguments()),
+        make_step(rows, sample_rows=list(range(rows))),
+        isa=isa,
+        threads=threads,
+    )
     return top
 
 
@@ -104,9 +112,20 @@ class HeadCase:
     def fused(self, isa: str, threads: int) -> tuple[Top, dict[str, int]]:
         top, acts = Top(len(self.sampled), self.vocab, threads), Acts(len(self.sampled), self.k, self.act)
         counters = run(
-            lambda p: p.add_lm_head("head", x=self.x.ctypes.data, ldx=self.k + 3, norm=self.norm.ctypes.data, eps=1e-6,
-                                    act=acts.act, head=self.head.weight, softcap=self.softcap, **top.arguments()),
-            self.step, isa=isa, threads=threads,
+            lambda p: p.add_lm_head(
+                "head",
+                x=self.x.ctypes.data,
+                ldx=self.k + 3,
+                norm=self.norm.ctypes.data,
+                eps=1e-6,
+                act=acts.act,
+                head=self.head.weight,
+                softcap=self.softcap,
+                **top.arguments(),
+            ),
+            self.step,
+            isa=isa,
+            threads=threads,
         )
         return top, counters
 
@@ -118,10 +137,12 @@ class HeadCase:
         def build(p: native.Program) -> None:
             g, out = gathered.ctypes.data, logits.ctypes.data
             p.add_gather_rows("g", x=self.x.ctypes.data, ldx=k + 3, out=g, ldo=k, n=k)
-            p.add_norm_quantise("nq", x=g, ldx=k, weight=self.norm.ctypes.data, eps=1e-6, k=k, out=acts.act,
-                                rows="rows")
-            p.add_linear("l", x=acts.act, rows="rows",
-                         segments=[native.Segment(weight=self.head.weight, out=out, ldo=v)])
+            p.add_norm_quantise(
+                "nq", x=g, ldx=k, weight=self.norm.ctypes.data, eps=1e-6, k=k, out=acts.act, rows="rows"
+            )
+            p.add_linear(
+                "l", x=acts.act, rows="rows", segments=[native.Segment(weight=self.head.weight, out=out, ldo=v)]
+            )
             if self.softcap:
                 p.add_softcap("c", x=out, ldx=v, cap=self.softcap, out=out, ldo=v, n=v, rows="rows")
             p.add_top_k("top", logits=out, ldl=v, vocab=v, **top.arguments())

@@ -30,14 +30,18 @@ each_isa = pytest.mark.parametrize("isa", ISAS)
 
 def add_norm_quantise(p: native.Program, x: np.ndarray, weight: np.ndarray, out: Acts) -> None:
     k = len(weight)
-    p.add_norm_quantise("nq", x=x.ctypes.data, ldx=x.shape[1], weight=weight.ctypes.data, eps=1e-6, k=k, out=out.act,
-                        rows="tokens")
+    p.add_norm_quantise(
+        "nq", x=x.ctypes.data, ldx=x.shape[1], weight=weight.ctypes.data, eps=1e-6, k=k, out=out.act, rows="tokens"
+    )
 
 
 def quantised(x: np.ndarray, act: str, isa: str) -> Acts:
     acts = Acts(len(x), x.shape[1], act)
-    run(lambda p: p.add_quantise("q", x=x.ctypes.data, ldx=x.shape[1], k=x.shape[1], out=acts.act, rows="tokens"),
-        make_step(len(x)), isa=isa)
+    run(
+        lambda p: p.add_quantise("q", x=x.ctypes.data, ldx=x.shape[1], k=x.shape[1], out=acts.act, rows="tokens"),
+        make_step(len(x)),
+        isa=isa,
+    )
     return acts
 
 
@@ -49,8 +53,12 @@ def linear(
         native.Segment(weight=m.weight, out=out.ctypes.data, ldo=out.shape[1])
         for m, out in zip(matrices, outs, strict=True)
     ]
-    counters = run(lambda p: p.add_linear("l", x=acts.act, segments=segments, rows="tokens", **options),
-                   make_step(rows), isa=isa, threads=threads)
+    counters = run(
+        lambda p: p.add_linear("l", x=acts.act, segments=segments, rows="tokens", **options),
+        make_step(rows),
+        isa=isa,
+        threads=threads,
+    )
     assert all(np.isnan(out[:, -3:]).all() for out in outs)
     return [out[:, :-3] for out in outs], counters
 
@@ -91,9 +99,17 @@ def test_residual_in_place_equals_linear_then_add(rows: int, fmt: str, act: str,
     (product,), _ = linear(acts, [m], rows, isa=isa)
     expected = residual + product
     counters = run(
-        lambda p: p.add_linear("l", x=acts.act, rows="tokens", residual=residual.ctypes.data, ldr=41,
-                               segments=[native.Segment(weight=m.weight, out=residual.ctypes.data, ldo=41)]),
-        make_step(rows), isa=isa, threads=2,
+        lambda p: p.add_linear(
+            "l",
+            x=acts.act,
+            rows="tokens",
+            residual=residual.ctypes.data,
+            ldr=41,
+            segments=[native.Segment(weight=m.weight, out=residual.ctypes.data, ldo=41)],
+        ),
+        make_step(rows),
+        isa=isa,
+        threads=2,
     )
     assert np.array_equal(residual, expected)
     assert counters["fused_residual"] == rows
@@ -102,8 +118,9 @@ def test_residual_in_place_equals_linear_then_add(rows: int, fmt: str, act: str,
 class QkvCase:
     """x [T, K] and everything behind q [T, H D] and a cache of one layer, fused or not."""
 
-    def __init__(self, *, rows: int, fmt: str, act: str, kv: str, heads: int, kv_heads: int, dim: int,
-                 qk_norm: bool) -> None:
+    def __init__(
+        self, *, rows: int, fmt: str, act: str, kv: str, heads: int, kv_heads: int, dim: int, qk_norm: bool
+    ) -> None:
         self.rows, self.act, self.heads, self.kv_heads, self.dim = rows, act, heads, kv_heads, dim
         self.k = 96
         self.x, self.norm = padded(random(1, rows, self.k)), random(2, self.k)
@@ -121,8 +138,12 @@ class QkvCase:
     def buffers(self) -> tuple[np.ndarray, np.ndarray, native.KvPool]:
         pool = np.zeros((self.blocks, self.block_bytes), np.uint8)
         native_pool = native.KvPool(
-            fmt=self.kv.native, address=pool.ctypes.data, block_bytes=self.block_bytes, block_size=self.block_size,
-            kv_heads=self.kv_heads, head_dim=self.dim,
+            fmt=self.kv.native,
+            address=pool.ctypes.data,
+            block_bytes=self.block_bytes,
+            block_size=self.block_size,
+            kv_heads=self.kv_heads,
+            head_dim=self.dim,
             head_scales=self.scales.ctypes.data if self.kv.calibrated else 0,
         )
         return np.full((self.rows, self.heads * self.dim), np.nan, np.float32), pool, native_pool
@@ -134,11 +155,27 @@ class QkvCase:
         norms = [n.ctypes.data for n in self.head_norms] or [0, 0]
         counters = run(
             lambda p: p.add_norm_qkv_rope(
-                "qkv", x=self.x.ctypes.data, ldx=self.k + 3, norm=self.norm.ctypes.data, eps=1e-6, act=acts.act, q=q,
-                k=k, v=v, angles=self.angles.ctypes.data, index="position", q_out=q_out.ctypes.data,
-                ldq=q_out.shape[1], pool=native_pool, q_norm=norms[0], k_norm=norms[1], qk_eps=1e-5,
+                "qkv",
+                x=self.x.ctypes.data,
+                ldx=self.k + 3,
+                norm=self.norm.ctypes.data,
+                eps=1e-6,
+                act=acts.act,
+                q=q,
+                k=k,
+                v=v,
+                angles=self.angles.ctypes.data,
+                index="position",
+                q_out=q_out.ctypes.data,
+                ldq=q_out.shape[1],
+                pool=native_pool,
+                q_norm=norms[0],
+                k_norm=norms[1],
+                qk_eps=1e-5,
             ),
-            self.step, isa=isa, threads=threads,
+            self.step,
+            isa=isa,
+            threads=threads,
         )
         return q_out, pool, counters
 
@@ -150,16 +187,35 @@ class QkvCase:
         def build(p: native.Program) -> None:
             add_norm_quantise(p, self.x, self.norm, acts)
             outs = (q_out, k_out, v_out)
-            p.add_linear("qkv", x=acts.act, rows="tokens", segments=[
-                native.Segment(weight=m.weight, out=out.ctypes.data, ldo=out.shape[1])
-                for m, out in zip(self.weights, outs, strict=True)])
+            p.add_linear(
+                "qkv",
+                x=acts.act,
+                rows="tokens",
+                segments=[
+                    native.Segment(weight=m.weight, out=out.ctypes.data, ldo=out.shape[1])
+                    for m, out in zip(self.weights, outs, strict=True)
+                ],
+            )
             for i, out in enumerate(outs[:2]):
                 common = {"x": out.ctypes.data, "ldx": out.shape[1], "out": out.ctypes.data, "ldo": out.shape[1]}
                 if self.head_norms:
-                    p.add_rms_norm("n", **common, weight=self.head_norms[i].ctypes.data, eps=1e-5, dim=self.dim,
-                                   rows="tokens", chunks=out.shape[1] // self.dim)
-                p.add_rope("r", **common, angles=self.angles.ctypes.data, index="position",
-                           heads=out.shape[1] // self.dim, dim=self.dim)
+                    p.add_rms_norm(
+                        "n",
+                        **common,
+                        weight=self.head_norms[i].ctypes.data,
+                        eps=1e-5,
+                        dim=self.dim,
+                        rows="tokens",
+                        chunks=out.shape[1] // self.dim,
+                    )
+                p.add_rope(
+                    "r",
+                    **common,
+                    angles=self.angles.ctypes.data,
+                    index="position",
+                    heads=out.shape[1] // self.dim,
+                    dim=self.dim,
+                )
             p.add_kv_write("w", k=k_out.ctypes.data, ldk=width, v=v_out.ctypes.data, ldv=width, pool=native_pool)
 
         counters = run(build, self.step, isa=isa)
@@ -209,10 +265,21 @@ class SwigluCase:
     def fused(self, isa: str, threads: int) -> tuple[Acts, dict[str, int]]:
         acts, out = Acts(self.rows, self.k, self.act), Acts(self.rows, self.n, self.out)
         counters = run(
-            lambda p: p.add_swiglu("mlp", x=self.x.ctypes.data, ldx=self.k + 3, norm=self.norm.ctypes.data, eps=1e-6,
-                                   act=acts.act, gate=self.gate.weight, up=self.up.weight, activation=self.kind,
-                                   out=out.act),
-            make_step(self.rows), isa=isa, threads=threads,
+            lambda p: p.add_swiglu(
+                "mlp",
+                x=self.x.ctypes.data,
+                ldx=self.k + 3,
+                norm=self.norm.ctypes.data,
+                eps=1e-6,
+                act=acts.act,
+                gate=self.gate.weight,
+                up=self.up.weight,
+                activation=self.kind,
+                out=out.act,
+            ),
+            make_step(self.rows),
+            isa=isa,
+            threads=threads,
         )
         return out, counters
 

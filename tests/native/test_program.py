@@ -11,8 +11,9 @@ def chain(n: int = 5) -> tuple[native.Program, np.ndarray]:
     """x <- x + 1, n times, in place over 4 tokens."""
     program, x = native.Program(), np.zeros((4, 6), np.float32)
     for i in range(n):
-        index = program.add_affine(f"plus.{i}", x=x.ctypes.data, ldx=6, scale=1.0, shift=1.0, out=x.ctypes.data,
-                                   ldo=6, n=6, rows="tokens")
+        index = program.add_affine(
+            f"plus.{i}", x=x.ctypes.data, ldx=6, scale=1.0, shift=1.0, out=x.ctypes.data, ldo=6, n=6, rows="tokens"
+        )
         assert index == i
     return program, x
 
@@ -51,7 +52,10 @@ def test_times_name_every_instruction() -> None:
     program.profile(False)
     program.run(team, step)
     assert [(i, label, calls) for i, label, calls, _ in program.times()] == [
-        (0, "plus.0", 1), (1, "plus.1", 2), (2, "plus.2", 1)]
+        (0, "plus.0", 1),
+        (1, "plus.1", 2),
+        (2, "plus.2", 1),
+    ]
     assert all(ns > 0 for *_, ns in program.times())
     assert program.labels() == ["plus.0", "plus.1", "plus.2"]
 
@@ -102,8 +106,9 @@ def test_what_cannot_work_is_refused_when_it_is_added() -> None:
     at = x.ctypes.data
     weight = matrix(2, 32, 64, "w8").weight
     with pytest.raises(ValueError, match="no product of w8 weights with f32 activations"):
-        program.add_linear("l", x=Acts(4, 64, "f32").act, rows="tokens",
-                           segments=[native.Segment(weight=weight, out=at, ldo=64)])
+        program.add_linear(
+            "l", x=Acts(4, 64, "f32").act, rows="tokens", segments=[native.Segment(weight=weight, out=at, ldo=64)]
+        )
     with pytest.raises(ValueError, match="shorter than the operation"):
         program.add_affine("a", x=at, ldx=63, scale=1, shift=0, out=at, ldo=64, n=64, rows="tokens")
     with pytest.raises(ValueError, match="no address"):

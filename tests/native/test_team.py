@@ -37,8 +37,9 @@ def smaps_of(address: int) -> dict[str, int]:
 def doubling(rows: int, n: int) -> tuple[native.Program, np.ndarray, np.ndarray]:
     program, x = native.Program(), random(1, rows, n)
     out = np.zeros_like(x)
-    program.add_affine("double", x=x.ctypes.data, ldx=n, scale=2.0, shift=0.0, out=out.ctypes.data, ldo=n, n=n,
-                       rows="tokens")
+    program.add_affine(
+        "double", x=x.ctypes.data, ldx=n, scale=2.0, shift=0.0, out=out.ctypes.data, ldo=n, n=n, rows="tokens"
+    )
     return program, x, out
 
 
