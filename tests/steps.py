@@ -26,8 +26,9 @@ class Stepper:
     With `drop_dead`, blocks that left a group's window are replaced by the null block, as the cache manager does.
     """
 
-    def __init__(self, plan: ExecutionPlan, sequences: Mapping[str, np.ndarray], *, seed: int = 0,
-                 drop_dead: bool = False) -> None:
+    def __init__(
+        self, plan: ExecutionPlan, sequences: Mapping[str, np.ndarray], *, seed: int = 0, drop_dead: bool = False
+    ) -> None:
         self.plan, self.sequences, self.drop_dead = plan, dict(sequences), drop_dead
         self.done = dict.fromkeys(sequences, 0)
         rng = np.random.default_rng(seed)

@@ -44,8 +44,14 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": PLAIN}),
     "llama_tied": (
         "Llama",
-        {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 10, "hidden_size": 50,
-         "tie_word_embeddings": True, "rope_parameters": PLAIN | {"rope_theta": 500000.0}},
+        {
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "head_dim": 10,
+            "hidden_size": 50,
+            "tie_word_embeddings": True,
+            "rope_parameters": PLAIN | {"rope_theta": 500000.0},
+        },
     ),
     "llama_one_kv_head": ("Llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "rope_parameters": PLAIN}),
     "llama_linear": llama_rope("linear", factor=2.5),
@@ -58,40 +64,81 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "llama_yarn": llama_rope("yarn", factor=4.0, original_max_position_embeddings=16),
     "llama_yarn_mscale": llama_rope(
-        "yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5,
-        beta_fast=24.0, beta_slow=2.0, truncate=False,
+        "yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        mscale=1.0,
+        mscale_all_dim=0.5,
+        beta_fast=24.0,
+        beta_slow=2.0,
+        truncate=False,
     ),
     "llama_small_vocab": ("Llama", {"vocab_size": 37, "rope_parameters": PLAIN}),
     "qwen2": ("Qwen2", {"rope_parameters": PLAIN | {"rope_theta": 1000000.0}}),
     "qwen2_sliding": (
         "Qwen2",
-        {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 6,
-         "max_window_layers": 1, "rope_parameters": PLAIN},
+        {
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 1,
+            "rope_parameters": PLAIN,
+        },
     ),
     "qwen3": ("Qwen3", {"rope_parameters": PLAIN, "tie_word_embeddings": True}),
-    "qwen3_bias": ("Qwen3", {"rope_parameters": PLAIN, "attention_bias": True, "num_attention_heads": 9,
-                             "num_key_value_heads": 3, "head_dim": 14}),
+    "qwen3_bias": (
+        "Qwen3",
+        {
+            "rope_parameters": PLAIN,
+            "attention_bias": True,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 14,
+        },
+    ),
     "mistral": ("Mistral", {"sliding_window": 7, "rope_parameters": PLAIN}),
     "gemma3": (
         "Gemma3Text",
-        {"num_hidden_layers": 4, "sliding_window": 5, "query_pre_attn_scalar": 17, "tie_word_embeddings": True,
-         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
-         "hidden_activation": "gelu_pytorch_tanh", "rope_parameters": GEMMA_ROPES},
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 17,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": GEMMA_ROPES,
+        },
     ),
     "gemma3_capped": (
         "Gemma3Text",
-        {"num_hidden_layers": 3, "sliding_window": 9, "query_pre_attn_scalar": 12, "attention_bias": True,
-         "layer_types": ["full_attention", "sliding_attention", "full_attention"], "head_dim": 10,
-         "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "tie_word_embeddings": True,
-         "hidden_activation": "gelu_pytorch_tanh", "rope_parameters": GEMMA_ROPES},
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 12,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "head_dim": 10,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": GEMMA_ROPES,
+        },
     ),
     "llama_panels": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, "rope_parameters": PLAIN}),
     "qwen3_panels": ("Qwen3", {"head_dim": 32, "intermediate_size": 150, "rope_parameters": PLAIN}),
     "gemma3_panels": (
         "Gemma3Text",
-        {"num_hidden_layers": 3, "sliding_window": 5, "query_pre_attn_scalar": 17, "tie_word_embeddings": True,
-         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "head_dim": 16,
-         "hidden_activation": "gelu_pytorch_tanh", "rope_parameters": GEMMA_ROPES},
+        {
+            "num_hidden_layers": 3,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 17,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "head_dim": 16,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": GEMMA_ROPES,
+        },
     ),
 }
 """transformers' class prefix and the settings that differ from `COMMON`; heads of `_panels` fit whole panels."""
@@ -132,9 +179,7 @@ def make_tiny(name: str, folder: Path) -> TinyModel:
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
     _randomise(model, torch.Generator().manual_seed(sum(map(ord, name))))
     model.save_pretrained(folder)
-    return TinyModel(
-        name=name, folder=folder, torch_model=model, loaded=load_model(str(folder), need_tokenizer=False)
-    )
+    return TinyModel(name=name, folder=folder, torch_model=model, loaded=load_model(str(folder), need_tokenizer=False))
 
 
 def _randomise(model: Any, generator: Any) -> None:

@@ -32,7 +32,9 @@ ENVIRONMENT = {
 COMMANDS = ("run", "plan", "bench", "ablate", "doctor")
 """The command line, frozen: a new command is a decision, so it is written down here too."""
 
-FORBIDDEN = re.compile(r"\bTODO\b|\bFIXME\b|\bXXX\b|(?<![\w.~])/(work|tmp|home|root)/\w|https?://[\w.-]*(pypi|pythonhosted)")
+FORBIDDEN = re.compile(
+    r"\bTODO\b|\bFIXME\b|\bXXX\b|(?<![\w.~])/(work|tmp|home|root)/\w|https?://[\w.-]*(pypi|pythonhosted)"
+)
 """Unfinished business, paths of one machine, and hosts of a package registry."""
 
 

@@ -55,8 +55,12 @@ def check_top(out: StepOutput) -> None:
     np.testing.assert_allclose(out.logsumexp_R, np.log(np.exp(wide).sum(axis=1)), rtol=1e-6)
 
 
-def run_all(executable: ReferenceExecutable, ids: dict[str, np.ndarray], schedule: list[list[tuple[str, int]]],
-            **options: object) -> dict[str, np.ndarray]:
+def run_all(
+    executable: ReferenceExecutable,
+    ids: dict[str, np.ndarray],
+    schedule: list[list[tuple[str, int]]],
+    **options: object,
+) -> dict[str, np.ndarray]:
     """Logits [length, V] of every sequence after the scheduled steps, each of which must match its candidates."""
     stepper = Stepper(executable.plan, ids, **options)  # type: ignore[arg-type]
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ids}

@@ -47,8 +47,13 @@ def continuations(path: str, prompts: list[list[int]]) -> list[tuple[np.ndarray,
     mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in prompts])
     with torch.inference_mode():
         made = model.generate(
-            padded, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS,
-            eos_token_id=None, pad_token_id=0,
+            padded,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         whole = [row[longest - len(tokens) :] for row, tokens in zip(made, prompts, strict=True)]
         return [(row.numpy().astype(np.int32), model(row[None, :-1]).logits[0].numpy()) for row in whole]
@@ -57,7 +62,11 @@ def continuations(path: str, prompts: list[list[int]]) -> list[tuple[np.ndarray,
 def reference_logits(loaded: LoadedModel, sequences: list[np.ndarray]) -> list[np.ndarray]:
     backend = ReferenceBackend()
     plan = build_plan(
-        loaded, backend.capabilities(), backend.workspace, preset={}, chosen={},
+        loaded,
+        backend.capabilities(),
+        backend.workspace,
+        preset={},
+        chosen={},
         limits=Limits(max_model_len=LONGEST, max_num_seqs=1),
     )
     executable = backend.compile(plan, loaded.weights)

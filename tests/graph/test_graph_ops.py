@@ -35,8 +35,13 @@ def test_top_k_of_large_logits_does_not_overflow():
 
 
 @settings(max_examples=50, deadline=None)
-@given(rows=st.integers(1, 5), columns=st.integers(1, 150), bits=st.sampled_from([8, 16]),
-       group=st.sampled_from([32, 64]), seed=st.integers(0, 99))
+@given(
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 150),
+    bits=st.sampled_from([8, 16]),
+    group=st.sampled_from([32, 64]),
+    seed=st.integers(0, 99),
+)
 def test_quantise_is_what_the_kernels_round_to(rows, columns, bits, group, seed):
     x = normal(rows, columns, seed=seed)
     x[0, : columns // 2] = 0
@@ -161,15 +166,17 @@ def test_attention_never_mixes_what_the_window_hides():
     keys[:4] = values[:4] = np.nan
     state = KvState(k_PND=keys, v_PND=values, block_size=4, store=lambda x, part: x)
     attrs = {"heads": 1, "kv_heads": 1, "head_dim": 4, "scale": 1.0, "window": 3, "softcap": None}
-    (got,) = reference(
-        "attention", normal(1, 4), state, np.array([0, 1]), np.array([7]), np.array([[0, 1]]), **attrs
-    )
+    (got,) = reference("attention", normal(1, 4), state, np.array([0, 1]), np.array([7]), np.array([[0, 1]]), **attrs)
     assert np.isfinite(got).all()
 
 
 def test_kv_write_stores_in_slots_through_the_format():
-    state = KvState(k_PND=np.zeros((6, 2, 3), np.float32), v_PND=np.zeros((6, 2, 3), np.float32), block_size=2,
-                    store=lambda x, part: x * (10 if part == "k" else 100))
+    state = KvState(
+        k_PND=np.zeros((6, 2, 3), np.float32),
+        v_PND=np.zeros((6, 2, 3), np.float32),
+        block_size=2,
+        store=lambda x, part: x * (10 if part == "k" else 100),
+    )
     k, v = normal(2, 6), normal(2, 6, seed=1)
     (after,) = reference("kv_write", k, v, state, np.array([5, 2]))
     assert after is state
@@ -187,8 +194,12 @@ ATTENTION = {"heads": 2, "kv_heads": 1, "head_dim": 4}
 SHAPES = [
     ("embed", [value(T), value(50, 8)], {}, [((T, 8), "f32")]),
     ("rms_norm", [value(T, 12), value(4)], {"dim": 4}, [((T, 12), "f32")]),
-    ("linear", [value(T, 8), value(3, 8), value(5, 8), value(5)], {"count": 2, "biases": (1,)},
-     [((T, 3), "f32"), ((T, 5), "f32")]),
+    (
+        "linear",
+        [value(T, 8), value(3, 8), value(5, 8), value(5)],
+        {"count": 2, "biases": (1,)},
+        [((T, 3), "f32"), ((T, 5), "f32")],
+    ),
     ("gather_rows", [value(T, 8), value(R)], {}, [((R, 8), "f32")]),
     ("top_k", [value(R, 50)], {"k": 7}, [((R, 7), "i32"), ((R, 7), "f32"), ((R,), "f32")]),
     ("rope_angles", [value(T)], {"head_dim": 4}, [((T, 4), "f32")]),

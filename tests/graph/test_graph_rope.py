@@ -29,7 +29,10 @@ def from_transformers(kind: str, parameters: dict[str, Any], theta: float, head_
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=head_dim * 2, num_attention_heads=2, head_dim=head_dim, max_position_embeddings=2048,
+        hidden_size=head_dim * 2,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=2048,
         rope_parameters={"rope_type": kind, "rope_theta": theta} | parameters,
     )
     if kind == "default":

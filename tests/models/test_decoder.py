@@ -18,7 +18,11 @@ from tiny import FAMILY_CASES, random_ids
 def plan_of(model):
     backend = ReferenceBackend()
     return build_plan(
-        model.loaded, backend.capabilities(), backend.workspace, preset={}, chosen={},
+        model.loaded,
+        backend.capabilities(),
+        backend.workspace,
+        preset={},
+        chosen={},
         limits=Limits(max_model_len=32, max_num_seqs=2),
     )
 

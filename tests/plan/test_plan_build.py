@@ -312,8 +312,14 @@ def test_decode_reads_every_matrix_once_and_one_row_of_the_embedding():
     cost = step_cost(plan.graph, plan.kv, decode_sizes(1, 50))
     table = packed_bytes("f32", 211, 42)
     assert cost.weight_bytes == plan.memory["weights"] - table + table // 211
-    matrices = sum(r * c for r, c in (v.shape for v in plan.graph.values.values() if len(v.shape) == 2
-                                      and v.kind == "weight" and v.name != "embed.weight"))
+    matrices = sum(
+        r * c
+        for r, c in (
+            v.shape
+            for v in plan.graph.values.values()
+            if len(v.shape) == 2 and v.kind == "weight" and v.name != "embed.weight"
+        )
+    )
     attention = 2 * 4 * 50 * 6 * 12
     assert cost.operations == pytest.approx(2 * matrices + attention, rel=0.1)
     token = 2 * block_bytes(kv_format("f32"), 16, 2, 12) / 16

@@ -14,8 +14,10 @@ from fuseboard.plan.context import count_inner
 from fuseboard.plan.switches import BY_NAME
 from steps import Stepper
 
-IDS = {name: np.random.default_rng(i).integers(0, 211, n).astype(np.int32) for i, (name, n) in enumerate(
-    {"a": 41, "b": 30}.items())}
+IDS = {
+    name: np.random.default_rng(i).integers(0, 211, n).astype(np.int32)
+    for i, (name, n) in enumerate({"a": 41, "b": 30}.items())
+}
 STEPS = ([("a", 17), ("b", 3)], [("b", 1), ("a", 22)], [("a", 1), ("b", 25)], [("b", 1), ("a", 1)])
 
 ALTERNATIVES = {

@@ -129,9 +129,7 @@ def _choose_attention(graph: Graph, ctx: PlanContext) -> Graph:
     if dtype not in ctx.caps.kv_formats:
         raise PlanError(f"{ctx.caps.backend} has no {dtype} cache; choose one of {', '.join(ctx.caps.kv_formats)}.")
     ctx.decide("kv.dtype", dtype, "asked for" if "kv.dtype" in ctx.explicit else "preset")
-    nodes = tuple(
-        replace(n, attrs=dict(n.attrs) | {"mode": mode}) if n.op == "attention" else n for n in graph.nodes
-    )
+    nodes = tuple(replace(n, attrs=dict(n.attrs) | {"mode": mode}) if n.op == "attention" else n for n in graph.nodes)
     states = (replace(v, dtype=dtype) for v in graph.values.values() if v.kind == "state")
     return replace(graph, nodes=nodes).with_values(*states)
 
@@ -216,7 +214,9 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
             f"A KV cache of {budget} bytes cannot hold one sequence of {schedule.max_model_len} tokens, which needs "
             f"{per_request} bytes; raise --kv-memory or lower --max-model-len."
         )
-    ctx.decide("kv memory", f"{budget} bytes", "--kv-memory" if limits.kv_memory is not None else "what the limits need")
+    ctx.decide(
+        "kv memory", f"{budget} bytes", "--kv-memory" if limits.kv_memory is not None else "what the limits need"
+    )
     return KvPolicy(
         dtype=dtype,
         contiguous=contiguous,
