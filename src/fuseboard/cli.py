@@ -10,7 +10,7 @@ from fuseboard.core.errors import UserError
 COMMANDS = {
     "run": "generate text, or chat",
     "plan": "show what would run: decisions, memory, cost and limits, before anything is loaded",
-    "bench": "measure one configuration",
+    "bench": "measure one configuration, or with --base-url any OpenAI-compatible server",
     "ablate": "measure what every switch is worth, with evidence, and write a report",
     "doctor": "show what this machine offers, measured",
 }
@@ -50,10 +50,10 @@ def _overview() -> str:
     return "\n".join(["usage: fuseboard COMMAND [options]", "", *lines, "", "fuseboard COMMAND --help tells more."])
 
 
-def _parse(options: type[Any], command: str, arguments: list[str]) -> Any:
+def _parse(options: type[Any], command: str, arguments: list[str], *, lists_by_repeating: bool = True) -> Any:
     import tyro
 
-    config = (tyro.conf.UseAppendAction, tyro.conf.FlagCreatePairsOff)
+    config = (tyro.conf.FlagCreatePairsOff, *([tyro.conf.UseAppendAction] if lists_by_repeating else []))
     return tyro.cli(options, args=arguments, prog=f"fuseboard {command}", config=config)
 
 
@@ -114,10 +114,20 @@ def _measured_memory(options: Any) -> dict[str, int]:
 
 
 def _bench(arguments: list[str]) -> None:
+    if any(word.partition("=")[0] in ("--base-url", "--base_url") for word in arguments):
+        return _bench_server(arguments)
     from fuseboard.measure import bench
     from fuseboard.measure.options import BenchOptions
 
     bench.run(_parse(BenchOptions, "bench", arguments))
+
+
+def _bench_server(arguments: list[str]) -> None:
+    from fuseboard.measure import http_bench
+    from fuseboard.measure.http_options import HttpBenchOptions
+
+    words = ["--help"] if {"-h", "--help"} & set(arguments) else arguments
+    http_bench.run(_parse(HttpBenchOptions, "bench --base-url URL", words, lists_by_repeating=False))
 
 
 def _ablate(arguments: list[str]) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fuseboard.core.errors import UserError
 from fuseboard.measure import experiment, machine, metrics, workload
+from fuseboard.measure.arrivals import paced
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import BenchOptions
 from fuseboard.measure.record import CellRecord, LaunchRecord, RequestRecord
@@ -78,20 +77,8 @@ def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
         shared_prefix=options.shared_prefix,
     )
     warmup = workload.warmup_rounds(prompts, [cell], rounds=options.num_warmups)
-    cell = paced(cell, options.request_rate, options.seed)
+    cell = paced(cell, options.request_rate, burstiness=options.burstiness, seed=options.seed)
     return workload.Workload(name="bench", cells=(cell,), warmup=warmup, warmup_s=WARMUP_S, seed=options.seed)
-
-
-def paced(cell: workload.Cell, rate: float, seed: int) -> workload.Cell:
-    """The cell with Poisson arrivals at `rate` requests a second; unchanged at an infinite rate."""
-    if rate == float("inf"):
-        return cell
-    if not rate > 0:
-        raise UserError(f"--request-rate must be above 0, not {rate}.")
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(cell.requests))
-    arrivals = np.cumsum(gaps) - gaps[0]
-    requests = tuple(replace(r, arrival_s=float(t)) for r, t in zip(cell.requests, arrivals, strict=True))
-    return replace(cell, requests=requests)
 
 
 def as_json(options: BenchOptions, done: LaunchRecord) -> dict[str, Any]:

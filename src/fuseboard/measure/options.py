@@ -45,7 +45,10 @@ class AblateOptions(EngineOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(ServingOptions):
-    """Measure one configuration under one load, in a fresh process."""
+    """Measure one configuration under one load, in a fresh process.
+
+    `fuseboard bench --base-url URL` measures a running server instead; add --help for its options.
+    """
 
     input_len: Annotated[int, arg(metavar="N")] = 512
     """Tokens of every prompt."""
@@ -58,7 +61,9 @@ class BenchOptions(ServingOptions):
     shared_prefix: Annotated[int, arg(metavar="N")] = 0
     """Tokens at the start that all prompts have in common."""
     request_rate: Annotated[float, arg(metavar="RATE")] = float("inf")
-    """Requests a second of an open loop with Poisson arrivals; inf sends as soon as the concurrency allows."""
+    """Requests a second of an open loop; inf sends as soon as the concurrency allows."""
+    burstiness: Annotated[float, arg(metavar="X")] = 1.0
+    """Shape of its gamma-distributed gaps: 1 is Poisson, less is burstier, more is steadier."""
     trace: Annotated[Path | None, arg(metavar="FILE")] = None
     """A trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV, ShareGPT JSON, OpenAI messages JSONL) for the requests."""
     time_scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
