@@ -11,14 +11,22 @@ from fuseboard.report import plots, view
 
 def render(analysis: Analysis) -> str:
     """The page as text."""
+    return page("report.html.j2", _context(analysis))
+
+
+def page(template: str, context: dict[str, Any]) -> str:
+    """A template of this folder with the common style, filled in."""
     from jinja2 import Environment
     from markupsafe import Markup
 
-    template = resources.files("fuseboard.report").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["slug"] = slug
     environment.filters["svg"] = Markup
-    return environment.from_string(template).render(_context(analysis))
+    return environment.from_string(_file(template)).render(style=Markup(_file("style.css")), **context)
+
+
+def _file(name: str) -> str:
+    return resources.files("fuseboard.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def slug(text: str) -> str:
