@@ -14,7 +14,9 @@
 namespace fuse {
 namespace {
 
-constexpr int64_t kSpinNs = 80'000;        // covers the host's work between two steps of a small model
+// Longer than a time slice: a sleeper wakes late, its fellows then fall asleep waiting for it, and every barrier costs
+// two wake-ups from then on (a step took 30 ms instead of 5 beside one busy process when this was 80 us).
+constexpr int64_t kSpinNs = 4'000'000;
 constexpr int64_t kCrowdedSpinNs = 2'000;  // more threads than CPUs: whoever we wait for may need ours
 
 int64_t now_ns() {
