@@ -348,3 +348,25 @@ def test_rates_give_the_roofline():
     assert cost.seconds(CAPS) is None
     assert cost.seconds(replace(CAPS, read_bytes_per_s=1e3, flops_per_s=1e15)) == cost.bytes / 1e3
     assert cost.seconds(replace(CAPS, read_bytes_per_s=1e15, flops_per_s=1e3)) == cost.operations / 1e3
+
+
+def test_a_prefill_reads_the_cache_once_a_sequence():
+    plan = plan_of(LLAMA)
+    token = 2 * block_bytes(kv_format("f32"), 16, 2, 12) / 16
+    sizes = {"T": 30, "S": 2, "R": 2, "context_tokens": 2 * 15 * 16 // 2, "cached_tokens": 30}
+    assert step_cost(plan.graph, plan.kv, sizes).kv_bytes == pytest.approx((30 + 30) * token, rel=0.01)
+
+
+def test_windows_bound_what_attention_computes():
+    plan = plan_of(GEMMA, limits=Limits(max_model_len=256, max_num_seqs=2))
+    work = {n.name: node_cost(plan.graph, n, plan.kv, decode_sizes(1, 200)).operations for n in plan.graph.nodes}
+    assert work["layers.0.attention"] * 10 == work["layers.1.attention"]
+
+
+def test_products_of_rounded_activations_count_as_integer_operations():
+    plain, rounded = plan_of(LLAMA), plan_of(LLAMA, weights="w8a8")
+    before, after = (step_cost(p.graph, p.kv, decode_sizes(1, 10)) for p in (plain, rounded))
+    assert before.integer_operations == 0
+    assert 0.8 * after.operations < after.integer_operations < after.operations
+    caps = replace(CAPS, read_bytes_per_s=1e15, flops_per_s=1e3, integer_ops_per_s=1e15)
+    assert after.seconds(caps) == pytest.approx((after.operations - after.integer_operations) / 1e3, rel=1e-6)

@@ -25,5 +25,6 @@ class DeviceCaps:
     memory_bytes: int = 0
     read_bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
+    integer_ops_per_s: float = 0.0
     profile: dict[str, str] = field(default_factory=dict)
     """Switch values of the preset `on` for this backend."""

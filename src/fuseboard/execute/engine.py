@@ -14,7 +14,7 @@ from fuseboard.execute.records import RequestRecord, StepRecord, TokenEvent
 from fuseboard.execute.runner import Runner
 from fuseboard.execute.sampler import NO_TOKEN, RowSampler, TokenLogprobs, choose_tokens, token_logprobs
 from fuseboard.execute.sampling_params import SamplingParams
-from fuseboard.execute.scheduler import Request, ScheduledStep, Scheduler
+from fuseboard.execute.scheduler import Request, ScheduledSeq, ScheduledStep, Scheduler
 from fuseboard.execute.text import OutputText
 from fuseboard.load.tokenizer import Tokenizer
 from fuseboard.plan.plan import ExecutionPlan
@@ -275,4 +275,12 @@ def _step_record(marks: list[int], decodes: bool, step: ScheduledStep) -> StepRe
         is_decode=decodes,
         tokens=step.num_tokens,
         seqs=len(step.seqs),
+        rows=sum(seq.samples for seq in step.seqs),
+        context_tokens=sum(_seen(seq) for seq in step.seqs),
+        cached_tokens=sum(seq.start + seq.num_tokens for seq in step.seqs),
     )
+
+
+def _seen(seq: ScheduledSeq) -> int:
+    """Context that the tokens of a sequence see, each up to itself, summed."""
+    return seq.num_tokens * seq.start + seq.num_tokens * (seq.num_tokens + 1) // 2

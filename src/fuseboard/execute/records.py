@@ -44,7 +44,11 @@ class TokenEvent(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """Where the time of one step went. `is_decode` is a step that computed one generated token a sequence."""
+    """Where the time of one step went. `is_decode` is a step that computed one generated token a sequence.
+
+    `rows` tokens were sampled. The tokens of the step saw `context_tokens` of context, summed over tokens; its
+    sequences had `cached_tokens` in the cache at the end of it, summed over sequences.
+    """
 
     start_ns: int
     schedule_ns: int
@@ -55,3 +59,6 @@ class StepRecord(NamedTuple):
     is_decode: bool
     tokens: int
     seqs: int
+    rows: int
+    context_tokens: int
+    cached_tokens: int

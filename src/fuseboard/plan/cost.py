@@ -12,12 +12,14 @@ from fuseboard.plan.policy import KvPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Bytes read from weights, read from and written to the cache, moved for activations; operations."""
+    """Bytes read from weights, read from and written to the cache, moved for activations; operations, and how many
+    of them are on integers."""
 
     weight_bytes: int = 0
     kv_bytes: int = 0
     activation_bytes: int = 0
     operations: int = 0
+    integer_operations: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -25,6 +27,7 @@ class Cost:
             kv_bytes=self.kv_bytes + other.kv_bytes,
             activation_bytes=self.activation_bytes + other.activation_bytes,
             operations=self.operations + other.operations,
+            integer_operations=self.integer_operations + other.integer_operations,
         )
 
     @property
@@ -35,12 +38,15 @@ class Cost:
         """The roofline limit: the longer of moving the bytes and doing the operations; None without measured rates."""
         if not caps.read_bytes_per_s or not caps.flops_per_s:
             return None
-        return max(self.bytes / caps.read_bytes_per_s, self.operations / caps.flops_per_s)
+        floating = (self.operations - self.integer_operations) / caps.flops_per_s
+        integer = self.integer_operations / (caps.integer_ops_per_s or caps.flops_per_s)
+        return max(self.bytes / caps.read_bytes_per_s, floating + integer)
 
 
 def decode_sizes(batch: int, context: int) -> Sizes:
     """Symbolic sizes of a step in which `batch` sequences of `context` tokens each make one token."""
-    return {"T": batch, "S": batch, "R": batch, "context_tokens": batch * context}
+    seen = batch * context
+    return {"T": batch, "S": batch, "R": batch, "context_tokens": seen, "cached_tokens": seen}
 
 
 def step_cost(graph: Graph, kv: KvPolicy, sizes: Sizes) -> Cost:
@@ -50,10 +56,12 @@ def step_cost(graph: Graph, kv: KvPolicy, sizes: Sizes) -> Cost:
 
 def node_cost(graph: Graph, node: Node, kv: KvPolicy, sizes: Sizes) -> Cost:
     """Cost of a node: a fused node moves only what crosses its border, and computes all that is in its body."""
-    operations = kv_bytes = 0
+    operations = integer_operations = kv_bytes = 0
     for inner in node.body or (node,):
         inputs = [graph.values[name] for name in inner.inputs]
-        operations += OPS[inner.op].operations(inputs, inner.attrs, sizes)
+        count = OPS[inner.op].operations(inputs, inner.attrs, sizes)
+        operations += count
+        integer_operations += count if inner.op == "linear" and inputs[0].dtype != "f32" else 0
         kv_bytes += _kv_bytes(inner, kv, sizes)
     weights = [name for name in node.inputs if graph.values[name].kind == "weight"]
     moved = [n for n in (*node.inputs, *node.outputs) if graph.values[n].kind in ("temp", "constant")]
@@ -62,6 +70,7 @@ def node_cost(graph: Graph, node: Node, kv: KvPolicy, sizes: Sizes) -> Cost:
         kv_bytes=kv_bytes,
         activation_bytes=sum(min(value_bytes(graph.values[n], sizes), _rows_used(graph, n, sizes)) for n in moved),
         operations=operations,
+        integer_operations=integer_operations,
     )
 
 
@@ -87,7 +96,7 @@ def _kv_bytes(node: Node, kv: KvPolicy, sizes: Sizes) -> int:
     token = block_bytes(kv_format(kv.dtype), kv.block_size, group.kv_heads, group.head_dim) / kv.block_size
     if node.op == "kv_write":
         return int(sizes["T"] * token)
-    seen = sizes["context_tokens"]
+    seen = sizes["cached_tokens"]
     if group.window is not None:
-        seen = min(seen, group.window * sizes["T"])
+        seen = min(seen, group.window * sizes["S"] + sizes["T"] - sizes["S"])
     return int(seen * token)

@@ -54,7 +54,7 @@ class CpuBackend:
         most = usable_threads()
         if threads is not None and not 1 <= threads <= 256:
             raise PlanError(f"--threads {threads} must be from 1 to 256; this process may use {most}.")
-        ceilings = cached_ceilings()
+        ceilings = cached_ceilings(threads or most)
         return DeviceCaps(
             backend=self.name,
             isa=isa,
@@ -67,6 +67,7 @@ class CpuBackend:
             memory_bytes=free_memory(),
             read_bytes_per_s=ceilings.read_bytes_per_s if ceilings else 0.0,
             flops_per_s=ceilings.flops_per_s if ceilings else 0.0,
+            integer_ops_per_s=ceilings.int8_ops_per_s if ceilings else 0.0,
             profile=PROFILE,
         )
 

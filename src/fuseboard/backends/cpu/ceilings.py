@@ -3,9 +3,11 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fuseboard import _native
 from fuseboard.core.env import cache_dir
+from fuseboard.load.atomic import write_atomic
 
 READ_BYTES = 1 << 28
 SECONDS = 0.4
@@ -29,13 +31,19 @@ def machine_name() -> str:
     return f"{model} ({_native.isa()})"
 
 
-def cached_ceilings() -> Ceilings | None:
-    """What was measured on this kind of machine before, if anything."""
+def cached_ceilings(threads: int) -> Ceilings | None:
+    """What was measured with so many threads on this kind of machine before, if anything."""
+    stored = _stored().get(str(threads))
+    return Ceilings(**stored) if stored and stored.get("machine") == machine_name() else None
+
+
+def _stored() -> dict[str, dict[str, Any]]:
+    """Ceilings by number of threads."""
     try:
         stored = json.loads(_path().read_text())
     except (OSError, ValueError):
-        return None
-    return Ceilings(**stored) if stored.get("machine") == machine_name() else None
+        return {}
+    return {threads: found for threads, found in stored.items() if isinstance(found, dict)}
 
 
 def measure_ceilings(threads: int) -> Ceilings:
@@ -47,8 +55,7 @@ def measure_ceilings(threads: int) -> Ceilings:
         flops_per_s=_native.measure_flops(threads, "fma"),
         int8_ops_per_s=_native.measure_flops(threads, "int8"),
     )
-    _path().parent.mkdir(parents=True, exist_ok=True)
-    _path().write_text(json.dumps(asdict(found)))
+    write_atomic(_path(), json.dumps(_stored() | {str(threads): asdict(found)}).encode())
     return found
 
 

@@ -71,6 +71,8 @@ class CpuExecutable:
         else:
             for begin, end in step.lowered.ranges:
                 step.lowered.program.run_range(self._team, begin, end, self._step)
+        if self._profiling and not self.plan.buckets:
+            self._collect_times(step)
         self._own["folded_constants"] += len(self.plan.graph.once)
         self._own["arena_bytes_saved"] += step.arena.unshared_bytes - step.arena.bytes
         rows = batch.num_rows
@@ -112,8 +114,6 @@ class CpuExecutable:
         self._own["steps_prepared"] += 1
         if plan.buckets:
             self._prepared[shape] = step
-        elif self._profiling:
-            self._collect_times(step)
         return step
 
     def _build(self, shape: StepShape) -> PreparedStep:

@@ -109,7 +109,10 @@ class Attention(Op):
         return [(q.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:
-        return 4 * sizes["context_tokens"] * int(attrs["heads"] * attrs["head_dim"])
+        seen = sizes["context_tokens"]
+        if attrs.get("window") is not None:
+            seen = min(seen, attrs["window"] * sizes["T"])
+        return 4 * seen * int(attrs["heads"] * attrs["head_dim"])
 
     def reference(self, inputs: Sequence[Any], attrs: Attrs) -> list[Array]:
         q, state, starts, contexts, tables = inputs

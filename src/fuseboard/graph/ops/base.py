@@ -10,7 +10,8 @@ from fuseboard.graph.ir import Shape, Value, elements
 Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]
 Sizes = Mapping[str, int]
-"""T, S, R, and the sum of context lengths seen by the tokens of a step as `context_tokens`."""
+"""T, S, R, and for costs two sums of context lengths: over the tokens of a step, of what each of them sees
+(`context_tokens`), and over its sequences, of what the cache holds of each (`cached_tokens`)."""
 
 
 class Op:
