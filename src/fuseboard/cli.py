@@ -12,6 +12,7 @@ COMMANDS = {
     "plan": "show what would run: decisions, memory, cost and limits, before anything is loaded",
     "bench": "measure one configuration, or with --base-url any OpenAI-compatible server",
     "ablate": "measure what every switch is worth, with evidence, and write a report",
+    "compare": "say what changed between two measurements, of whatever tool, and what that did",
     "doctor": "show what this machine offers, measured",
 }
 
@@ -142,6 +143,22 @@ def _ablate(arguments: list[str]) -> None:
         print(f"The report: {records.with_name('report.html')}")
 
 
+def _compare(arguments: list[str]) -> None:
+    from fuseboard.load.atomic import write_atomic
+    from fuseboard.measure import compare
+    from fuseboard.measure.options import CompareOptions
+    from fuseboard.report.compare import print_comparison, render
+
+    options: CompareOptions = _parse(CompareOptions, "compare", arguments)
+    if not 0 < options.margin < 1:
+        raise UserError(f"--margin is a share between 0 and 1, not {options.margin}.")
+    found = compare.compare(compare.load(options.a), compare.load(options.b), margin=options.margin)
+    print_comparison(found)
+    if options.html:
+        write_atomic(options.html, render(found).encode())
+        print(f"The page: {options.html}")
+
+
 def _doctor(arguments: list[str]) -> None:
     from fuseboard.backends.registry import get_backend
     from fuseboard.execute.options import DoctorOptions
@@ -170,6 +187,7 @@ _HANDLERS: dict[str, Callable[[list[str]], None]] = {
     "plan": _plan,
     "bench": _bench,
     "ablate": _ablate,
+    "compare": _compare,
     "doctor": _doctor,
 }
 

@@ -20,6 +20,7 @@ MOST_LINES, MOST_FUNCTION_LINES = 400, 60
 DEVICE_WORDS = {"cpu", "cuda", "npu", "avx", "avx2", "avx512", "neon", "triton", "torch_npu", "ascend", "cann"}
 DEVICE_NAMES_ALLOWED = {
     "cpu_count": "the operating system's own name for the number of processors",
+    "cpu_info": "the name of a field in the result files of llama-bench",
     "/proc/cpuinfo": "the operating system's own file that names the processor",
 }
 
@@ -29,7 +30,7 @@ ENVIRONMENT = {
     "FUSEBOARD_DEBUG": "poison and verify more",
 }
 
-COMMANDS = ("run", "plan", "bench", "ablate", "doctor")
+COMMANDS = ("run", "plan", "bench", "ablate", "compare", "doctor")
 """The command line, frozen: a new command is a decision, so it is written down here too."""
 
 FORBIDDEN = re.compile(

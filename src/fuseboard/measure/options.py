@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from fuseboard.execute.options import EngineOptions, ServingOptions
 
@@ -76,3 +76,21 @@ class BenchOptions(ServingOptions):
     """A launch that takes longer is ended and recorded as timed out."""
     json: Annotated[Path | None, arg(metavar="FILE")] = None
     """File for the result, with the key names of vLLM's benchmark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Compare two measurements: what changed between them, what that did, and which part of the steps moved.
+
+    A side is a folder or records.jsonl of ablate or tune (PATH#ARM for one arm), or a result of bench, vLLM's bench serve
+    or bench sweep, SGLang's bench_serving, AIPerf, GuideLLM or llama-bench; a folder of results is repeated runs.
+    """
+
+    a: Annotated[Positional[str], arg(metavar="A")]
+    """The side to start from."""
+    b: Annotated[Positional[str], arg(metavar="B")]
+    """The side that is judged against it."""
+    margin: Annotated[float, arg(metavar="SHARE")] = 0.02
+    """Sides closer than this share are called equivalent."""
+    html: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Also write all of it as one page that opens offline."""

@@ -1,0 +1,184 @@
+"""What changed between two sets of runs and what that did, for a terminal and as one offline page."""
+
+from typing import TYPE_CHECKING
+
+from fuseboard.measure.compare import ArmComparison, CellComparison, Comparison, Phase, Ratio
+from fuseboard.report import view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("metric", "unit", "A", "B", "B against A", "95 % interval", "verdict")
+PHASES_SHOWN = 6
+
+
+def ratio_row(ratio: Ratio) -> tuple[str, ...]:
+    """A quantity as text; the ratio is above 1 where B is better."""
+    found = ratio.estimate
+    return (
+        ratio.quantity.label,
+        ratio.quantity.unit,
+        view.number(ratio.a),
+        view.number(ratio.b),
+        view.times(view.ratio_of(found.gain if found else ratio.gain)),
+        view.interval(found.low, found.high) if found else "",
+        ratio.verdict,
+    )
+
+
+def phase_rows(cell: CellComparison) -> list[tuple[str, ...]]:
+    """Part of the steps, milliseconds on both sides, difference; those that moved most first."""
+    return [
+        (phase.name, view.number(phase.a), view.number(phase.b), f"{phase.moved:+.1f}") for phase in _shown(cell.phases)
+    ]
+
+
+def _shown(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return tuple(phase for phase in phases if phase.a or phase.b)[:PHASES_SHOWN]
+
+
+def refusal(arm: ArmComparison, cell: CellComparison | None = None) -> str:
+    """Why there is no verdict, as a sentence; empty when there may be one."""
+    reason = arm.refusal or (cell.refusal if cell else "")
+    return f"Not comparable, so no verdict: {reason}." if reason else ""
+
+
+def sentence(cell: CellComparison) -> str:
+    """The headline of a cell in words."""
+    ratio = cell.headline
+    if ratio is None:
+        return "No quantity is known on both sides."
+    gain = ratio.estimate.gain if ratio.estimate else ratio.gain
+    verdict = f", {ratio.verdict}" if ratio.verdict else ""
+    return (
+        f"{ratio.quantity.label}: {view.number(ratio.a)} -> {view.number(ratio.b)} {ratio.quantity.unit}, "
+        f"{view.times(view.ratio_of(gain))}{verdict} ({cell.runs[0]} and {cell.runs[1]} runs)"
+    )
+
+
+def moved_most(cell: CellComparison) -> str:
+    """Which part of the steps moved most, in words; empty without phases."""
+    shown = _shown(cell.phases)
+    if not shown:
+        return ""
+    whole = sum(phase.moved for phase in cell.phases)
+    return f"Moved most: {shown[0].name}, {shown[0].moved:+.1f} ms of {whole:+.1f} ms."
+
+
+def print_comparison(comparison: Comparison, console: "Console | None" = None) -> None:
+    """Everything on a terminal; of several arms only the headlines."""
+    from rich.console import Console
+
+    console = console or Console()
+    console.print(f"A: {comparison.a}\nB: {comparison.b}", highlight=False, markup=False)
+    _print_changes(console, comparison)
+    if len(comparison.arms) == 1:
+        _print_arm(console, comparison.arms[0])
+    else:
+        _print_headlines(console, comparison)
+    for note in comparison.notes:
+        console.print(f"Note: {note}", style="yellow", highlight=False, markup=False)
+
+
+def shared_changes(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Facts that differ, each once: the arms of a set share most of them."""
+    return list(dict.fromkeys((c.name, c.a, c.b) for arm in comparison.arms for c in arm.changes))
+
+
+def _print_changes(console: "Console", comparison: Comparison) -> None:
+    changes = shared_changes(comparison)
+    if not changes:
+        console.print("Nothing that is recorded changed between them.", highlight=False)
+        return
+    _print_table(console, "What changed", ("", "A", "B"), changes)
+
+
+def _print_arm(console: "Console", arm: ArmComparison) -> None:
+    if reason := refusal(arm):
+        console.print(reason, style="red", highlight=False, markup=False)
+    for cell in arm.cells:
+        if cell.refusal:
+            console.print(refusal(arm, cell), style="red", highlight=False, markup=False)
+        _print_table(console, cell.cell, COLUMNS, [ratio_row(r) for r in cell.ratios], numbers_from=2)
+        if most := moved_most(cell):
+            _print_table(
+                console, "Time of the steps, ms", ("part", "A", "B", "B - A"), phase_rows(cell), numbers_from=1
+            )
+            console.print(most, highlight=False, markup=False)
+
+
+def _print_headlines(console: "Console", comparison: Comparison) -> None:
+    rows = [
+        (arm.a, cell.cell, *ratio_row(cell.headline)[2:6], refusal(arm, cell) or ratio_row(cell.headline)[6])
+        for arm in comparison.arms
+        for cell in arm.cells
+        if cell.headline
+    ]
+    columns = ("arm", "load", "A", "B", "B against A", "95 % interval", "verdict")
+    labels = {cell.headline.quantity.label for arm in comparison.arms for cell in arm.cells if cell.headline}
+    _print_table(console, ", ".join(sorted(labels)), columns, rows, numbers_from=2)
+    console.print("Choose one arm with PATH#ARM for all metrics and the time of the steps.", style="dim")
+
+
+def _print_table(
+    console: "Console",
+    title: str,
+    columns: tuple[str, ...],
+    rows: "list[tuple[str, ...]] | list[tuple[str, str, str]]",
+    *,
+    numbers_from: int = 99,
+) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        right = i >= numbers_from and column != "verdict"
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_colored(cell) for cell in row))
+    console.print(table)
+
+
+def _colored(text: str) -> str:
+    from rich.markup import escape
+
+    colors = {"good": "green", "bad": "red", "flat": "dim"}
+    tone = view.tone(text)
+    return f"[{colors[tone]}]{escape(text)}[/]" if tone in colors else escape(text)
+
+
+def render(comparison: Comparison) -> str:
+    """The page as text."""
+    from fuseboard.report.html import page
+
+    return page("compare.html.j2", _context(comparison))
+
+
+def _context(comparison: Comparison) -> dict[str, object]:
+    return {
+        "a": comparison.a,
+        "b": comparison.b,
+        "notes": comparison.notes,
+        "changes": shared_changes(comparison),
+        "columns": COLUMNS,
+        "arms": [
+            {
+                "name": arm.a if arm.a == arm.b else f"{arm.a} | {arm.b}",
+                "refusal": refusal(arm),
+                "cells": [_cell_context(arm, cell) for cell in arm.cells],
+            }
+            for arm in comparison.arms
+        ],
+    }
+
+
+def _cell_context(arm: ArmComparison, cell: CellComparison) -> dict[str, object]:
+    return {
+        "name": cell.cell,
+        "refusal": refusal(arm, cell),
+        "sentence": sentence(cell),
+        "rows": [(ratio_row(ratio), view.tone(ratio.verdict)) for ratio in cell.ratios],
+        "phases": phase_rows(cell),
+        "moved": moved_most(cell),
+    }
