@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from fuseboard.measure.openai_stream import Answer, message_of
+from fuseboard.measure.openai_stream import Answer, message_of, shortened
 from fuseboard.measure.record import CellRecord, RequestRecord
 from fuseboard.measure.sse import EventParser
 
@@ -156,8 +156,10 @@ async def send(
             await receive(response, answer)
     except TimeoutError:
         answer.error = answer.error or f"no complete answer within {target.timeout_s:g} s"
+    except aiohttp.ClientResponseError as error:
+        answer.error = f"the response is not HTTP: {shortened(error.message)}"
     except (aiohttp.ClientError, OSError) as error:
-        answer.error = answer.error or f"{type(error).__name__}: {error}"
+        answer.error = answer.error or shortened(f"{type(error).__name__}: {error}")
     return HttpRecord(
         request_id=request.request_id,
         n_in=request.n_in if answer.n_in is None else answer.n_in,
