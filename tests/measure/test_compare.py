@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 import result_files as files
+
 import simulated
 from fuseboard import cli
 from fuseboard.core.errors import UserError

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import result_files as files
+
 from fuseboard.core.errors import UserError
 from fuseboard.measure import imports
 from fuseboard.measure.runs import Run
@@ -143,7 +143,7 @@ def test_bad_files_and_folders(tmp_path: Path) -> None:
         imports.load(broken)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match="neither records.jsonl nor a result file"):
+    with pytest.raises(UserError, match=r"neither records\.jsonl nor a result file"):
         imports.load(empty)
     mixed = tmp_path / "mixed"
     files.write(mixed / "a.json", files.vllm())

@@ -82,8 +82,9 @@ class BenchOptions(ServingOptions):
 class CompareOptions:
     """Compare two measurements: what changed between them, what that did, and which part of the steps moved.
 
-    A side is a folder or records.jsonl of ablate or tune (PATH#ARM for one arm), or a result of bench, vLLM's bench serve
-    or bench sweep, SGLang's bench_serving, AIPerf, GuideLLM or llama-bench; a folder of results is repeated runs.
+    A side is a folder or records.jsonl of ablate or tune (PATH#ARM for one arm), or a result file of bench, vLLM's
+    bench serve or bench sweep, SGLang's bench_serving, AIPerf, GuideLLM or llama-bench; a folder of them is repeated
+    runs.
     """
 
     a: Annotated[Positional[str], arg(metavar="A")]

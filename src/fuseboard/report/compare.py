@@ -1,5 +1,6 @@
 """What changed between two sets of runs and what that did, for a terminal and as one offline page."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fuseboard.measure.compare import ArmComparison, CellComparison, Comparison, Phase, Ratio
@@ -8,7 +9,7 @@ from fuseboard.report import view
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("metric", "unit", "A", "B", "B against A", "95 % interval", "verdict")
+COLUMNS = ("metric", "A", "B", "ratio", "95 % interval", "verdict")
 PHASES_SHOWN = 6
 
 
@@ -16,8 +17,7 @@ def ratio_row(ratio: Ratio) -> tuple[str, ...]:
     """A quantity as text; the ratio is above 1 where B is better."""
     found = ratio.estimate
     return (
-        ratio.quantity.label,
-        ratio.quantity.unit,
+        f"{ratio.quantity.label}, {ratio.quantity.unit}",
         view.number(ratio.a),
         view.number(ratio.b),
         view.times(view.ratio_of(found.gain if found else ratio.gain)),
@@ -99,7 +99,7 @@ def _print_arm(console: "Console", arm: ArmComparison) -> None:
     for cell in arm.cells:
         if cell.refusal:
             console.print(refusal(arm, cell), style="red", highlight=False, markup=False)
-        _print_table(console, cell.cell, COLUMNS, [ratio_row(r) for r in cell.ratios], numbers_from=2)
+        _print_table(console, cell.cell, COLUMNS, [ratio_row(r) for r in cell.ratios], numbers_from=1)
         if most := moved_most(cell):
             _print_table(
                 console, "Time of the steps, ms", ("part", "A", "B", "B - A"), phase_rows(cell), numbers_from=1
@@ -108,23 +108,31 @@ def _print_arm(console: "Console", arm: ArmComparison) -> None:
 
 
 def _print_headlines(console: "Console", comparison: Comparison) -> None:
+    several = len({cell.cell for arm in comparison.arms for cell in arm.cells}) > 1
     rows = [
-        (arm.a, cell.cell, *ratio_row(cell.headline)[2:6], refusal(arm, cell) or ratio_row(cell.headline)[6])
+        (f"{arm.a}, {cell.cell}" if several else arm.a, *ratio_row(cell.headline)[1:5], _verdict(arm, cell))
         for arm in comparison.arms
         for cell in arm.cells
         if cell.headline
     ]
-    columns = ("arm", "load", "A", "B", "B against A", "95 % interval", "verdict")
     labels = {cell.headline.quantity.label for arm in comparison.arms for cell in arm.cells if cell.headline}
-    _print_table(console, ", ".join(sorted(labels)), columns, rows, numbers_from=2)
+    _print_table(console, ", ".join(sorted(labels)), ("arm", *COLUMNS[1:]), rows, numbers_from=1)
+    for reason in dict.fromkeys(refusal(arm, cell) for arm in comparison.arms for cell in arm.cells):
+        if reason:
+            console.print(reason, style="red", highlight=False, markup=False)
     console.print("Choose one arm with PATH#ARM for all metrics and the time of the steps.", style="dim")
+
+
+def _verdict(arm: ArmComparison, cell: CellComparison) -> str:
+    assert cell.headline is not None
+    return "not comparable" if refusal(arm, cell) else cell.headline.verdict
 
 
 def _print_table(
     console: "Console",
     title: str,
     columns: tuple[str, ...],
-    rows: "list[tuple[str, ...]] | list[tuple[str, str, str]]",
+    rows: Sequence[tuple[str, ...]],
     *,
     numbers_from: int = 99,
 ) -> None:
@@ -134,7 +142,7 @@ def _print_table(
     table = Table(title=escape(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         right = i >= numbers_from and column != "verdict"
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=i >= numbers_from)
     for row in rows:
         table.add_row(*(_colored(cell) for cell in row))
     console.print(table)
