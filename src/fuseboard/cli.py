@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fuseboard.core.errors import UserError
@@ -51,18 +52,49 @@ def _overview() -> str:
     return "\n".join(["usage: fuseboard COMMAND [options]", "", *lines, "", "fuseboard COMMAND --help tells more."])
 
 
-def _parse(options: type[Any], command: str, arguments: list[str], *, lists_by_repeating: bool = True) -> Any:
+def _parse(
+    options: type[Any],
+    command: str,
+    arguments: list[str],
+    *,
+    lists_by_repeating: bool = True,
+    default: Any = None,
+) -> Any:
     import tyro
 
     config = (tyro.conf.FlagCreatePairsOff, *([tyro.conf.UseAppendAction] if lists_by_repeating else []))
-    return tyro.cli(options, args=arguments, prog=f"fuseboard {command}", config=config)
+    return tyro.cli(options, args=arguments, prog=f"fuseboard {command}", config=config, default=default)
+
+
+def _parse_serving(options: type[Any], command: str, arguments: list[str]) -> Any:
+    """The options of an engine, those that were not given from the file of `--config`."""
+    from tyro import MISSING
+
+    from fuseboard.execute.config_file import read_config
+
+    path = _config_path(arguments)
+    if path is None:
+        return _parse(options, command, arguments)
+    file = read_config(path)
+    default = options(**({"model": MISSING} | dict(file.options)))
+    return file.under(_parse(options, command, arguments, default=default))
+
+
+def _config_path(arguments: list[str]) -> Path | None:
+    """The last value of `--config`, in one word or two."""
+    found = None
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            found = value if equals else following
+    return Path(found) if found else None
 
 
 def _run(arguments: list[str]) -> None:
     from fuseboard.execute import console
     from fuseboard.execute.options import RunOptions
 
-    console.run(_parse(RunOptions, "run", arguments))
+    console.run(_parse_serving(RunOptions, "run", arguments))
 
 
 def _plan(arguments: list[str]) -> None:
@@ -72,7 +104,7 @@ def _plan(arguments: list[str]) -> None:
     from fuseboard.load.model import load_model
     from fuseboard.plan.explain import explain, plan_report
 
-    options: PlanOptions = _parse(PlanOptions, "plan", arguments)
+    options: PlanOptions = _parse_serving(PlanOptions, "plan", arguments)
     model = load_model(options.model, revision=options.revision, load_format=options.load_format)
     plan = plan_model(
         model,
@@ -120,7 +152,7 @@ def _bench(arguments: list[str]) -> None:
     from fuseboard.measure import bench
     from fuseboard.measure.options import BenchOptions
 
-    bench.run(_parse(BenchOptions, "bench", arguments))
+    bench.run(_parse_serving(BenchOptions, "bench", arguments))
 
 
 def _bench_server(arguments: list[str]) -> None:

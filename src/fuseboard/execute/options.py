@@ -1,6 +1,7 @@
 """Options of every command that makes an engine; the command line is generated from them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -65,6 +66,8 @@ class ServingOptions(EngineOptions):
     """What computes: the fast kernels, or reference, the plain truth that they are tested against."""
     revision: Annotated[str | None, arg(metavar="REV")] = None
     """Revision of a model on the hub."""
+    config: Annotated[Path | None, arg(metavar="FILE")] = None
+    """A fuseboard.toml, as `fuseboard tune` writes it; options that are given win over it."""
 
     @property
     def switches(self) -> dict[str, str]:
