@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import quantiles
 
 import pytest
 import scripted_server as say
@@ -51,15 +51,16 @@ def always(reply: Reply) -> Callable[[Served, int], Reply]:
 
 
 def close_to(found: Sequence[float], truth: Sequence[float]) -> None:
-    """Typically within 1 ms and 1 %; the median, as this machine may be busy with other things."""
+    """Within 1 ms and 1 % in the quarter that a busy machine disturbed least; wrong accounting would be in all."""
     assert len(found) == len(truth)
-    assert median(abs(a - b) - 0.01 * b for a, b in zip(found, truth, strict=True)) < 1.0
+    errors = [abs(a - b) - 0.01 * b for a, b in zip(found, truth, strict=True)]
+    assert quantiles(errors, n=4)[0] < 1.0
 
 
 def test_reported_times_are_those_that_the_server_recorded() -> None:
     reply = say.completion(10, 6, first_s=0.03, gap_s=0.01)
     with ScriptedServer(always(reply)) as server:
-        records = load(server, requests(16), concurrency=2).requests
+        records = load(server, requests(24), concurrency=2).requests
         served = {s.body["i"]: s for s in server.served}
     pairs = [(r, served[int(r.request_id)]) for r in records]
     assert all(r.ok and r.n_out == 6 and r.knows_tokens for r in records)
@@ -100,7 +101,7 @@ def test_an_open_loop_sends_at_its_times_and_counts_from_them() -> None:
         assert lag is not None
         assert ttft is not None
         assert lag >= 0
-        assert ttft == pytest.approx((record.token_ns[0] - record.sent_ns) / MS + lag)
+        assert ttft == pytest.approx((record.token_ns[0] - record.sent_ns + record.queued_ns) / MS + lag)
 
 
 def test_waiting_for_a_place_is_part_of_an_open_loops_latency() -> None:
@@ -109,7 +110,9 @@ def test_waiting_for_a_place_is_part_of_an_open_loops_latency() -> None:
         last_write = server.served[0].written_ns[-1]
     assert second.sent_ns >= last_write, "one at a time"
     assert (metrics.ttft_ms(second) or 0.0) >= (metrics.ttft_ms(first) or 0.0) + 45
-    assert (second.lag_ms or 0.0) >= 45
+    assert second.queued_ns / MS >= 45
+    assert second.due_ns is not None
+    assert second.lag_ms == pytest.approx((second.sent_ns - second.due_ns - second.queued_ns) / MS)
 
 
 def test_a_closed_loop_keeps_its_places_filled_and_its_connections_open() -> None:
@@ -208,6 +211,26 @@ def test_a_server_that_is_not_there_fails_every_request() -> None:
         pass
     records = load(server, requests(3)).requests
     assert all(r.error and "Cannot connect" in r.error for r in records)
+
+
+def test_an_interrupted_load_keeps_what_was_sent() -> None:
+    async def run(server: ScriptedServer) -> Load:
+        target = Target(url=server.url + "/v1/completions")
+        async with client.session() as http:
+            work = asyncio.ensure_future(
+                client.run_load(http, target, requests(3, [0.0, 0.0, 60.0]), name="test", concurrency=None)
+            )
+            while len(server.served) < 2 or len(server.served[0].written_ns) < 7:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            work.cancel()
+            return await work
+
+    hanging = Reply(steps=((0.0, say.text("a")), (60.0, b"")))
+    with ScriptedServer(lambda served, n: say.completion(10, 4) if n == 0 else hanging) as server:
+        done = asyncio.run(run(server))
+    assert sorted(r.error or "" for r in done.requests) == ["", "interrupted"]
+    assert [len(r.token_ns) for r in done.requests if r.error] == [1]
 
 
 def test_failures_among_good_requests_are_counted_as_misses() -> None:

@@ -10,7 +10,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -50,10 +50,12 @@ class HttpRecord(RequestRecord):
 
     `first_byte_ns` is the arrival of the response's header, `chunk_ns` that of every chunk, with or without tokens.
     `token_ns` has one time a token as far as chunks tell; `usage_in` and `usage_out` are the server's counts,
-    and `n_in_sent` is the client's. At `end_ns` the next request could take its place.
+    and `n_in_sent` is the client's. `queued_ns` is how long it waited for a place among those in flight; at `end_ns`
+    its own was free again.
     """
 
     n_in_sent: int
+    queued_ns: int = 0
     first_byte_ns: int | None = None
     chunk_ns: tuple[int, ...] = ()
     end_ns: int = 0
@@ -72,8 +74,9 @@ class HttpRecord(RequestRecord):
 
     @property
     def lag_ms(self) -> float | None:
-        """How long after its scheduled time the request was sent, milliseconds; None in a closed loop."""
-        return None if self.due_ns is None else (self.sent_ns - self.due_ns) / 1e6
+        """How late the client itself sent the request, milliseconds, its wait for a place apart; None without a
+        schedule."""
+        return None if self.due_ns is None else (self.sent_ns - self.due_ns - self.queued_ns) / 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,25 +110,36 @@ async def run_load(
     concurrency: int | None,
     progress: Progress | None = None,
 ) -> Load:
-    """Send every request at its time, at most `concurrency` in flight; a failed one is a record with an error."""
-    slots = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
-    start_ns, start_busy = time.monotonic_ns(), time.process_time()
+    """Send every request at its time, at most `concurrency` in flight; a failed one is a record with an error.
 
-    async def one(request: HttpRequest) -> HttpRecord:
+    Cancelled (Ctrl-C), it gives the records of what had been sent; what was in flight counts as failed.
+    """
+    slots = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+    records: dict[str, HttpRecord] = {}
+    start_ns, start_cpu = time.monotonic_ns(), time.process_time()
+
+    async def one(request: HttpRequest) -> None:
         due_ns = None if request.arrival_s is None else start_ns + round(request.arrival_s * 1e9)
         if due_ns is not None:
             await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
+        ready_ns = time.monotonic_ns()
         async with slots:
-            record = await send(http, target, request, due_ns)
+            queued_ns = time.monotonic_ns() - ready_ns
+            record = replace(await send(http, target, request, due_ns), queued_ns=queued_ns)
+        records[record.request_id] = record
         if progress:
             progress(record)
-        return record
 
     with frozen_heap():
-        records = tuple(await asyncio.gather(*map(one, requests)))
-    end_ns, busy = time.monotonic_ns(), time.process_time() - start_busy
-    cell = CellRecord(name=name, concurrency=concurrency, start_ns=start_ns, end_ns=end_ns, requests=records)
-    return Load(cell=cell, requests=records, busy=busy * 1e9 / (end_ns - start_ns))
+        try:
+            await asyncio.gather(*map(one, requests))
+        except asyncio.CancelledError:
+            if not records:
+                raise
+    end_ns, busy = time.monotonic_ns(), time.process_time() - start_cpu
+    sent = tuple(records[r.request_id] for r in requests if r.request_id in records)
+    cell = CellRecord(name=name, concurrency=concurrency, start_ns=start_ns, end_ns=end_ns, requests=sent)
+    return Load(cell=cell, requests=sent, busy=busy * 1e9 / (end_ns - start_ns))
 
 
 @contextlib.contextmanager
@@ -142,7 +156,7 @@ def frozen_heap() -> Iterator[None]:
 async def send(
     http: aiohttp.ClientSession, target: Target, request: HttpRequest, due_ns: int | None = None
 ) -> HttpRecord:
-    """One request and its whole answer. Never raises for what the server or the network does."""
+    """One request and its whole answer; whatever stops it, the record says what had come by then."""
     answer = Answer()
     first_byte_ns: int | None = None
     status: int | None = None
@@ -155,11 +169,13 @@ async def send(
             first_byte_ns, status = time.monotonic_ns(), response.status
             await receive(response, answer)
     except TimeoutError:
-        answer.error = answer.error or f"no complete answer within {target.timeout_s:g} s"
+        answer.fail(f"no complete answer within {target.timeout_s:g} s")
+    except asyncio.CancelledError:
+        answer.fail("interrupted")
     except aiohttp.ClientResponseError as error:
-        answer.error = f"the response is not HTTP: {shortened(error.message)}"
+        answer.fail(f"the response is not HTTP: {shortened(error.message)}")
     except (aiohttp.ClientError, OSError) as error:
-        answer.error = answer.error or shortened(f"{type(error).__name__}: {error}")
+        answer.fail(shortened(f"{type(error).__name__}: {error}"))
     return HttpRecord(
         request_id=request.request_id,
         n_in=request.n_in if answer.n_in is None else answer.n_in,
@@ -182,7 +198,7 @@ async def send(
 async def receive(response: aiohttp.ClientResponse, answer: Answer) -> None:
     """Read the response into the answer. Events that one read brings arrived together and get the same time."""
     if response.status // 100 != 2 or response.content_type == "application/json":
-        answer.error = await refusal(response)
+        answer.fail(await refusal(response))
         return
     parser = EventParser()
     try:
@@ -192,7 +208,7 @@ async def receive(response: aiohttp.ClientResponse, answer: Answer) -> None:
                 answer.take(event, now_ns)
             if answer.over:
                 break
-    except aiohttp.ClientPayloadError:
+    except (aiohttp.ClientError, OSError):
         pass  # A connection that breaks off is judged like one that is closed: by what had come.
     for event in parser.close():
         answer.take(event, time.monotonic_ns())

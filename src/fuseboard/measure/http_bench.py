@@ -57,6 +57,8 @@ def run(options: HttpBenchOptions) -> dict[str, Any]:
         started = time.time()
         load = asyncio.run(measure(target, requests(warmup), requests(cell), cell))
     result = http_report.as_json(options, report, server.model, load, started)
+    if len(load.requests) < len(cell.requests):
+        result["fuseboard"]["notes"].append(f"Interrupted: {len(load.requests)} of {len(cell.requests)} were sent.")
     http_report.print_table(result, report)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -168,8 +168,12 @@ def notes(load: Load, good: list[HttpRecord], lags: list[float]) -> Iterable[str
         late = float(np.percentile(lags, 95))
         typical = median(values("ttft", good))
         if late > LATE_MS and late > LATE_SHARE * typical:
-            why = "--max-concurrency held requests back" if load.cell.concurrency else "it was short of time"
-            yield f"The client sent late (P95 {late:.1f} ms after schedule, counted in every latency): {why}."
+            yield f"The client itself sent late (P95 {late:.1f} ms), and every latency counts from the schedule."
+    if waits := [r.queued_ns / 1e6 for r in good if r.due_ns is not None and r.queued_ns > LATE_MS * 1e6]:
+        yield (
+            f"{len(waits)} requests waited for --max-concurrency, a median of {median(waits):.1f} ms, which their "
+            f"latencies hold."
+        )
     if load.busy > BUSY_SHARE:
         yield f"The client itself was busy {load.busy:.0%} of a core, so part of the delays may be its own."
     if uncounted := sum(r.usage_out is None for r in good):
@@ -225,7 +229,7 @@ def print_table(result: Mapping[str, Any], wanted: Wanted) -> None:
     lag = own["client_lag_ms"]
     if lag["n"]:
         cells = [shown(lag[part]) if part in lag else "" for part in parts]
-        times.add_row("sent after schedule", str(lag["n"]), *cells)
+        times.add_row("client's own lag", str(lag["n"]), *cells)
     console = Console()
     console.print(rates, times)
     if own["flagged"]:

@@ -56,10 +56,15 @@ class Answer:
         else:
             self._take_chunk(chunk, now_ns)
 
+    def fail(self, reason: str) -> None:
+        """Something else stopped the answer; that changes nothing once it is over."""
+        if not self.over:
+            self.error = reason
+
     def end(self) -> None:
         """The connection has nothing more. Some servers send no `[DONE]`; a finish reason is enough."""
-        if not self.over and self.finish_reason is None:
-            self.error = "the connection was closed before the answer was finished"
+        if self.finish_reason is None:
+            self.fail("the connection was closed before the answer was finished")
         if self.error is None and not self.token_ns:
             self.error = "the answer holds no token"
 
