@@ -116,7 +116,7 @@ async def run_load(
     """
     slots = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
     records: dict[str, HttpRecord] = {}
-    start_ns, start_cpu = time.monotonic_ns(), time.process_time()
+    start_ns, start_busy = time.monotonic_ns(), time.process_time()
 
     async def one(request: HttpRequest) -> None:
         due_ns = None if request.arrival_s is None else start_ns + round(request.arrival_s * 1e9)
@@ -136,7 +136,7 @@ async def run_load(
         except asyncio.CancelledError:
             if not records:
                 raise
-    end_ns, busy = time.monotonic_ns(), time.process_time() - start_cpu
+    end_ns, busy = time.monotonic_ns(), time.process_time() - start_busy
     sent = tuple(records[r.request_id] for r in requests if r.request_id in records)
     cell = CellRecord(name=name, concurrency=concurrency, start_ns=start_ns, end_ns=end_ns, requests=sent)
     return Load(cell=cell, requests=sent, busy=busy * 1e9 / (end_ns - start_ns))
