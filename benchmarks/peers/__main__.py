@@ -9,6 +9,7 @@ import fnmatch
 import functools
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,8 @@ def main() -> None:
     if options.list:
         print("\n".join(row.key for row in ROWS))
         return
+    # A process that is told to end takes the one that it started with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     bench = prepare(options)
     with measuring_lock():
         measure(bench)
@@ -108,14 +111,16 @@ def measure(bench: Bench) -> None:
     """All rows; the record is written anew after each, so that a run that is stopped loses one row at most."""
     target = record_path(bench.options.out)
     outcomes: list[Outcome] = []
-    divergence: dict[str, dict[str, dict[str, float]]] = {}
+    divergence: dict[str, quality.Divergence] = {}
     for row in bench.chosen_rows():
         say(f"{row.key}: {row.work.label}, {row.model}, ours {row.weights or 'all off'}, peers {row.file}")
         outcomes.append(measure_row(bench, row))
         print(table.markdown(outcomes[-1:]), flush=True)
         write(bench, target, outcomes, divergence)
-    for model, shipped in bench.shipped.items() if bench.options.text else ():
-        text, share = bench.options.text, bench.options.quality_share
+    for model, shipped in bench.shipped.items():
+        if (text := bench.options.text) is None:
+            break
+        share = bench.options.quality_share
         divergence[model] = quality.both(bench.at, model, shipped, text, bench.options.threads, share)
         print(table.quality_markdown({model: divergence[model]}), flush=True)
         write(bench, target, outcomes, divergence)
@@ -193,7 +198,7 @@ def record_path(folder: Path) -> Path:
     return folder / (f"{name}-{taken + 1}.json" if taken else f"{name}.json")
 
 
-def write(bench: Bench, target: Path, outcomes: Sequence[Outcome], divergence: dict) -> None:
+def write(bench: Bench, target: Path, outcomes: Sequence[Outcome], divergence: dict[str, quality.Divergence]) -> None:
     """The record as JSON with every sample, and as Markdown."""
     target.parent.mkdir(parents=True, exist_ok=True)
     machine, options = current(), bench.options

@@ -22,6 +22,10 @@ CMAKE = (
     "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+BROKEN = "    _tile_loadconfig(&tc);"
+REPAIRED = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n' + BROKEN
+"""GCC 12 takes most of the structure's stores for dead and drops them, and the next tile instruction is illegal."""
+
 ENVIRONMENTS = {
     "openvino": ("openvino-genai==2026.4.1.0",),
     "transformers": ("torch==2.13.0", "transformers==5.24.0", "accelerate==1.15.0", "gguf==0.19.0"),
@@ -73,6 +77,8 @@ def install_llama(at: Home, jobs: int) -> str:
     with tarfile.open(archive) as tar:
         tar.extractall(sources, filter="data")
     tree = sources / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    tiles = tree / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    tiles.write_text(tiles.read_text().replace(BROKEN, REPAIRED))
     run(["cmake", "-S", str(tree), "-B", str(at.build), *CMAKE], timeout_s=BUILD_TIMEOUT_S)
     make = ["cmake", "--build", str(at.build), "--parallel", str(jobs), "--target", *TOOLS]
     run(make, timeout_s=BUILD_TIMEOUT_S)

@@ -84,10 +84,10 @@ def child_rate(out: str, work: Work) -> float:
     """Tokens a second from the times at which tokens came, in seconds since the request: the rows of a batch."""
     times = json.loads(out.strip().splitlines()[-1])["token_s"]
     if work.kind == "prefill":
-        return work.prompt / times[0]
+        return float(work.prompt / times[0])
     if len(times) != work.output + 1:
         raise PeerError(f"It made {len(times)} tokens instead of {work.output + 1}.")
-    return work.batch * work.output / (times[-1] - times[0])
+    return float(work.batch * work.output / (times[-1] - times[0]))
 
 
 def only(*setting: str) -> Callable[[Work], list[tuple[str, ...]]]:

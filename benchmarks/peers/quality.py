@@ -16,6 +16,9 @@ from benchmarks.peers.install import Home, gguf
 from benchmarks.peers.process import PeerError, run
 from benchmarks.peers.work import QUALITY_CHUNKS, QUALITY_FILES, QUALITY_FORMATS
 
+Divergence = dict[str, dict[str, float]]
+"""Statistics by format."""
+
 CHUNK = 512
 TIMEOUT_S = 1800.0
 PATTERNS = {
@@ -26,13 +29,13 @@ PATTERNS = {
 }
 
 
-def both(at: Home, model: str, shipped: Path, text: Path, threads: int, share: float) -> dict[str, dict[str, float]]:
+def both(at: Home, model: str, shipped: Path, text: Path, threads: int, share: float) -> Divergence:
     """Divergence by format; `share` of the usual number of chunks is scored."""
     chunks = max(1, round(QUALITY_CHUNKS[model] * share))
     return ours(shipped, text, chunks, threads) | llama(at, shipped, text, chunks, threads)
 
 
-def ours(shipped: Path, text: Path, chunks: int, threads: int) -> dict[str, dict[str, float]]:
+def ours(shipped: Path, text: Path, chunks: int, threads: int) -> Divergence:
     spec = {
         "model": str(shipped),
         "text": str(text),
@@ -41,11 +44,11 @@ def ours(shipped: Path, text: Path, chunks: int, threads: int) -> dict[str, dict
         "threads": threads,
     }
     command = [sys.executable, "-m", "benchmarks.peers.quality", json.dumps(spec)]
-    found: dict[str, dict[str, float]] = json.loads(run(command, timeout_s=TIMEOUT_S).out)
+    found: Divergence = json.loads(run(command, timeout_s=TIMEOUT_S).out)
     return {f"ours {name}": values for name, values in found.items()}
 
 
-def llama(at: Home, shipped: Path, text: Path, chunks: int, threads: int) -> dict[str, dict[str, float]]:
+def llama(at: Home, shipped: Path, text: Path, chunks: int, threads: int) -> Divergence:
     base = at.models / f"{shipped.stem}.base.{chunks}"
     common = ["-f", str(text), "-c", str(CHUNK), "--chunks", str(chunks), "-t", str(threads)]
     tool = str(at.tool("llama-perplexity"))
@@ -73,7 +76,7 @@ def parse(text: str) -> dict[str, float]:
     return found | {"same_top_1": found["same_top_1"] / 100}
 
 
-def measure(spec: dict[str, Any]) -> dict[str, dict[str, float]]:
+def measure(spec: dict[str, Any]) -> Divergence:
     """Ours: all formats against float32 weights and cache, chunk by chunk."""
     from fuseboard.measure.subject import EngineArgs, load_subject
 
