@@ -45,7 +45,7 @@ MEMORY_ON = {"weights": 97_000_000, "constants": 16_000, "kv": 50_000_000, "aren
 
 
 def make_design(parts: list[str], blocks: int, **fields: object) -> DesignRecord:
-    made = designs.make(parts, profile=PROFILE, on=designs.on_values(PROFILE), fixed={})
+    made = designs.make(designs.parse_parts("+".join(parts)), profile=PROFILE, on=designs.on_values(PROFILE), fixed={})
     base = {
         "model": "simulated-135m",
         "design": "+".join(parts),

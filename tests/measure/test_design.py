@@ -15,7 +15,7 @@ PROFILE = simulated.PROFILE
 
 def make(*parts: str, **more: object) -> designs.Design:
     arguments = {"profile": PROFILE, "on": designs.on_values(PROFILE), "fixed": {}} | more
-    return designs.make(parts, **arguments)  # type: ignore[arg-type]
+    return designs.make(designs.parse_parts("+".join(parts)), **arguments)  # type: ignore[arg-type]
 
 
 def test_quick_is_baseline_same_and_six_groups_that_cover_the_profile() -> None:

@@ -25,7 +25,7 @@ def simulate(seed: int, effects: dict[str, float], blocks: int = 5, sigma: float
 def estimates(seed: int, effects: dict[str, float], blocks: int = 5) -> dict[str, stats.Estimate]:
     model = stats.fit(simulate(seed, effects, blocks))
     assert model is not None
-    found = {arm: stats.estimate(model, arm, "base", lower_is_better=True) for arm in ARMS[1:]}
+    found = {arm: stats.estimate(model, {arm: 1.0, "base": -1.0}, lower_is_better=True) for arm in ARMS[1:]}
     return {arm: e for arm, e in found.items() if e is not None}
 
 
@@ -34,7 +34,7 @@ def test_fit_equals_paired_differences_in_complete_blocks() -> None:
     model = stats.fit(observations)
     assert model is not None
     pairs = stats.paired(observations, "a", "base")
-    assert model.contrast("a", "base")[0] == pytest.approx(np.mean(pairs), abs=1e-12)
+    assert model.contrast({"a": 1.0, "base": -1.0})[0] == pytest.approx(np.mean(pairs), abs=1e-12)
     assert model.dof == 5 * 8 - (5 + 8 - 1)
 
 
@@ -42,7 +42,7 @@ def test_a_missing_launch_leaves_an_unbiased_fit() -> None:
     observations = [o for o in simulate(2, {"a": -0.5}, sigma=0.0) if (o.arm, o.block) != ("a", 0)]
     model = stats.fit(observations)
     assert model is not None
-    found = stats.estimate(model, "a", "base", lower_is_better=True)
+    found = stats.estimate(model, {"a": 1.0, "base": -1.0}, lower_is_better=True)
     assert found is not None
     assert found.gain == pytest.approx(0.5)
 
@@ -53,7 +53,7 @@ def test_repeated_baseline_launches_sharpen_the_contrast() -> None:
     first, second = stats.fit(once), stats.fit(twice)
     assert first is not None
     assert second is not None
-    assert second.contrast("a", "base")[1] / second.sigma < first.contrast("a", "base")[1] / first.sigma
+    assert second.contrast({"a": 1.0, "base": -1.0})[1] / second.sigma < first.contrast({"a": 1.0, "base": -1.0})[1] / first.sigma
 
 
 def test_nothing_can_be_said_from_one_block() -> None:

@@ -2,29 +2,34 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseboard.core.errors import UserError
-from fuseboard.measure import stats
+from fuseboard.measure import gate, stats
 from fuseboard.measure.metrics import METRICS, PRIMARY, Metric
 from fuseboard.measure.record import (
+    ArmRecord,
+    CellProfile,
     CellRecord,
     ComparisonRecord,
     DesignRecord,
     LaunchRecord,
     Line,
+    ProfileRecord,
     QualityRecord,
 )
 from fuseboard.plan.switches import BY_NAME
 
-NOT_ENGAGED, UNEQUAL, FAILED = "not engaged", "unequal work", "no result"
+NOT_ENGAGED, UNEQUAL, FAILED, UNAVAILABLE = "not engaged", "unequal work", "no result", "n/a"
+WRONG = "wrong answers"
 DRIFT_P = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """One comparison on one metric of one cell. `adjusted_p` is Holm's over the table's switches."""
+    """One comparison on one metric of one cell. `adjusted_p` is Holm's over all switches of the experiment; `spread` is
+    the smallest and the largest gain of the terms that the comparison is the mean of."""
 
     cell: str
     metric: Metric
@@ -32,6 +37,7 @@ class Gain:
     adjusted_p: float
     verdict: str
     detectable: float
+    spread: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,7 @@ class Analysis:
     cells: tuple[str, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...]
+    profiles: tuple[ProfileRecord, ...] = ()
 
     def of_kind(self, kind: str) -> list[Finding]:
         return [f for f in self.findings if f.comparison.kind == kind]
@@ -81,6 +88,13 @@ class Analysis:
         values = sorted(v for c in self.cells_of(arm, cell) if (v := metric.of(c)) is not None)
         middle = len(values) // 2
         return None if not values else (values[middle] + values[~middle]) / 2
+
+    def profile_of(self, arm: str, cell: str) -> CellProfile | None:
+        """Where the time of a cell went under the plan of an arm, if that was profiled."""
+        settings = {a.name: (a.plan_digest, a.switches) for a in self.design.arms}
+        digest, switches = settings.get(arm, ("", {}))
+        found = (p for p in self.profiles if (p.plan_digest == digest if digest else p.switches == switches))
+        return next((c for p in found for c in p.cells if c.name == cell), None)
 
     @property
     def noise(self) -> Finding | None:
@@ -106,7 +120,6 @@ def analyse(lines: Sequence[Line]) -> Analysis:
     launches = matching(lines, design)
     cells = tuple(dict.fromkeys(c.name for r in launches for c in r.cells))
     models = _fits(launches, cells)
-    findings = _findings(design, launches, cells, models)
     settings = {arm.name: arm.switches for arm in design.arms}
     latest = {
         line.arm: line
@@ -115,6 +128,10 @@ def analyse(lines: Sequence[Line]) -> Analysis:
         and line.code_digest == design.code_digest
         and line.switches == settings.get(line.arm)
     }
+    wrong = {
+        arm.name: gate.fault(q, arm.switches, design.max_kl) for arm in design.arms if (q := _answers(arm, latest))
+    }
+    findings = _findings(design, launches, models, {name: why for name, why in wrong.items() if why})
     return Analysis(
         design=design,
         launches=tuple(launches),
@@ -122,7 +139,25 @@ def analyse(lines: Sequence[Line]) -> Analysis:
         cells=cells,
         findings=tuple(findings),
         warnings=tuple(_warnings(design, launches, findings, models)),
+        profiles=tuple(p for p in lines if isinstance(p, ProfileRecord) and belongs(p, design)),
     )
+
+
+def belongs(line: ProfileRecord, design: DesignRecord) -> bool:
+    """The profiling pass succeeded under the design's model, workload, code and machine."""
+    return (
+        line.error is None
+        and line.model == design.model
+        and line.workload_digest == design.workload_digest
+        and line.code_digest == design.code_digest
+        and line.machine.kind == design.machine.kind
+    )
+
+
+def _answers(arm: ArmRecord, latest: Mapping[str, QualityRecord]) -> QualityRecord | None:
+    """The quality record of the arm, or of one that differs from it only in rows that keep every answer."""
+    key = gate.answer_key(arm.switches)
+    return next((q for q in latest.values() if gate.answer_key(q.switches) == key), None)
 
 
 def matching(lines: Iterable[Line], design: DesignRecord) -> list[LaunchRecord]:
@@ -169,25 +204,26 @@ def observations(launches: Sequence[LaunchRecord], cell: str, metric: Metric) ->
 
 
 def _findings(
-    design: DesignRecord, launches: Sequence[LaunchRecord], cells: Sequence[str], models: Models
+    design: DesignRecord, launches: Sequence[LaunchRecord], models: Models, wrong: Mapping[str, str]
 ) -> list[Finding]:
     by_arm: dict[str, list[LaunchRecord]] = {}
     for launch in launches:
         by_arm.setdefault(launch.arm, []).append(launch)
-    family = [c for c in design.comparisons if c.kind not in ("aa", "total")]
-    gains = {c.name + c.kind: list[Gain]() for c in design.comparisons}
+    available = [c for c in design.comparisons if not c.unavailable]
+    family = [c for c in available if c.kind not in ("aa", "total")]
+    gains = {(c.name, c.kind): list[Gain]() for c in design.comparisons}
     for (cell, key), model in models.items():
         metric = next(m for m in METRICS if m.key == key)
-        for group in (family, *([c] for c in design.comparisons if c not in family)):
+        for group in (family, *([c] for c in available if c not in family)):
             for comparison, gain in _gains(group, model, cell, metric, design.equivalence_margin):
-                gains[comparison.name + comparison.kind].append(gain)
-    return [_finding(c, gains[c.name + c.kind], by_arm) for c in design.comparisons]
+                gains[comparison.name, comparison.kind].append(gain)
+    return [_finding(c, gains[c.name, c.kind], by_arm, wrong) for c in design.comparisons]
 
 
 def _gains(
     group: Sequence[ComparisonRecord], model: stats.Fit, cell: str, metric: Metric, margin: float
 ) -> Iterable[tuple[ComparisonRecord, Gain]]:
-    found = [(c, stats.estimate(model, c.treatment, c.reference, lower_is_better=metric.lower)) for c in group]
+    found = [(c, stats.estimate(model, c.weights, lower_is_better=metric.lower)) for c in group]
     kept = [(c, e) for c, e in found if e is not None]
     adjusted = stats.holm([e.p for _, e in kept])
     scale = stats.smallest_detectable(1.0, model.dof, len(kept)) if kept and metric.key == PRIMARY else math.nan
@@ -201,36 +237,88 @@ def _gains(
                 adjusted_p=p,
                 verdict=stats.verdict(found_estimate, p, margin),
                 detectable=scale * found_estimate.error,
+                spread=_spread(comparison, model, lower=metric.lower),
             ),
         )
 
 
-def _finding(comparison: ComparisonRecord, gains: Sequence[Gain], by_arm: dict[str, list[LaunchRecord]]) -> Finding:
-    treated, references = by_arm.get(comparison.treatment, []), by_arm.get(comparison.reference, [])
+def _spread(comparison: ComparisonRecord, model: stats.Fit, *, lower: bool) -> tuple[float, float] | None:
+    if comparison.kind != "shapley":
+        return None
+    sign = -1.0 if lower else 1.0
+    found = [sign * model.contrast({t.treatment: 1.0, t.reference: -1.0})[0] for t in comparison.terms]
+    return min(found), max(found)
+
+
+def _finding(
+    comparison: ComparisonRecord,
+    gains: Sequence[Gain],
+    by_arm: Mapping[str, Sequence[LaunchRecord]],
+    wrong: Mapping[str, str],
+) -> Finding:
+    if comparison.unavailable:
+        return Finding(comparison=comparison, gains=(), engaged={}, problem=UNAVAILABLE, reason=comparison.unavailable)
+    treated, references = _sides(comparison, by_arm)
     engaged = {name: _moved(name, treated, references) for name in comparison.switches}
-    problem, reason = _problem(comparison, treated, references, engaged)
-    keep = problem in ("", NOT_ENGAGED)
+    if comparison.terms:
+        engaged = {name: _moved(name, *_with_and_without(name, (*treated, *references))) for name in engaged}
+    reached = all(by_arm.get(name) for name in comparison.weights)
+    problem, reason = _problem(comparison, treated, references, engaged, reached=reached)
+    if not problem:
+        problem, reason = _wrong_answers(comparison, treated, references, wrong) or ("", reason)
+    keep = problem in ("", NOT_ENGAGED, WRONG)
     return Finding(
         comparison=comparison, gains=tuple(gains) if keep else (), engaged=engaged, problem=problem, reason=reason
     )
 
 
+Launches = Sequence[LaunchRecord]
+
+
+def _sides(comparison: ComparisonRecord, by_arm: Mapping[str, Launches]) -> tuple[Launches, Launches]:
+    """The launches of the arms that a comparison counts for its switches, and of those that it counts against them."""
+    weights = comparison.weights
+    treated = [r for name, weight in weights.items() if weight > 0 for r in by_arm.get(name, ())]
+    return treated, [r for name, weight in weights.items() if weight < 0 for r in by_arm.get(name, ())]
+
+
+def _with_and_without(name: str, launches: Launches) -> tuple[Launches, Launches]:
+    return [r for r in launches if name in r.switches], [r for r in launches if name not in r.switches]
+
+
+def _wrong_answers(
+    comparison: ComparisonRecord, treated: Launches, references: Launches, wrong: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """A treatment that fails the quality gate and its reference does not, or other tokens from rows that are exact."""
+    for arm in dict.fromkeys(r.arm for r in treated):
+        if arm in wrong and not any(r.arm in wrong for r in references):
+            return WRONG, f"{arm}: {wrong[arm]}"
+    rows = [BY_NAME[name] for name in comparison.switches if name in BY_NAME]
+    preempted = any(c.counters.get("preemptions", 0) for r in (*treated, *references) for c in r.cells)
+    if comparison.terms or preempted or not rows or any(row.kind != "exact" for row in rows):
+        return None
+    if _tokens(treated[0]) != _tokens(references[0]):
+        return WRONG, f"{treated[0].arm} gave other tokens than {references[0].arm}, which this must not change"
+    return None
+
+
+def _tokens(launch: LaunchRecord) -> list[tuple[str, str, tuple[int, ...]]]:
+    return sorted((c.name, r.request_id, r.token_ids) for c in launch.cells for r in c.requests)
+
+
 def _problem(
-    comparison: ComparisonRecord,
-    treated: Sequence[LaunchRecord],
-    references: Sequence[LaunchRecord],
-    engaged: dict[str, int],
+    comparison: ComparisonRecord, treated: Launches, references: Launches, engaged: dict[str, int], *, reached: bool
 ) -> tuple[str, str]:
     for launch in (*treated, *references):
         if launch.error is not None:
             kind = launch.error.kind.replace("_", " ")
             return kind, f"{launch.arm}: {launch.error.message}"
-    if not treated or not references:
+    if not reached:
         return FAILED, "this arm was not reached"
     if difference := unequal(references[0], (*treated, *references)):
         return UNEQUAL, difference
     idle = [name for name, moved in engaged.items() if moved <= 0]
-    if comparison.kind == "total" or not idle:
+    if comparison.kind in ("total", "choice") or not idle:
         return "", ""
     counters = ", ".join(c for name in idle for c in BY_NAME[name].counters)
     reason = f"{', '.join(idle)} did not engage: no move of {counters}"
@@ -275,8 +363,10 @@ def _warnings(
         gain = finding.gains and finding.comparison.kind == "aa" and finding.gain(finding.gains[0].cell)
         if gain and gain.estimate.p < stats.ALPHA:
             yield f"Two identical arms were told apart in {gain.cell!r}: distrust gains near the A/A difference."
-        if finding.reason and finding.problem in ("", NOT_ENGAGED):
+        if finding.reason and finding.problem in ("", NOT_ENGAGED, WRONG):
             yield f"{finding.reason} ({finding.comparison.kind}, {finding.comparison.name})."
+    unavailable = {f.comparison.name: f.reason for f in findings if f.problem == UNAVAILABLE}
+    yield from (f"{name} is n/a: {reason}" for name, reason in unavailable.items())
     errors = Counter((r.arm, r.error.message) for r in launches if r.error)
     for (name, message), n in errors.items():
         yield f"{name}: {n} of the launches gave no result ({message})."

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from fuseboard.core.errors import UserError
+from fuseboard.execute.options import ServingOptions
 from fuseboard.measure import experiment, machine, metrics, workload
 from fuseboard.measure.arrivals import paced
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import BenchOptions
 from fuseboard.measure.record import CellRecord, LaunchRecord, RequestRecord
-from fuseboard.measure.subject import Subject, load_subject
-from fuseboard.plan.switches import resolve, switch
+from fuseboard.measure.subject import EngineArgs, Subject, load_subject
 
 WARMUP_S = 60.0
 LATENCIES: tuple[tuple[str, str, Callable[[RequestRecord], tuple[float, ...]]], ...] = (
@@ -33,7 +33,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     bare = replace(experiment.bare_args(options), backend=options.backend, revision=options.revision)
     subject = load_subject(bare)
     work = make_workload(options, subject)
-    engine = experiment.fitted(replace(bare, switches=settings(options, subject)), work, subject)
+    engine = experiment.fitted(with_preset(bare, options, subject), work, subject)
     spec = LaunchSpec(arm="bench", block=0, position=0, engine=engine, workload=work, code_digest=machine.code_digest())
     with experiment.measuring_lock():
         done = launch(spec, timeout_s=options.timeout)
@@ -47,12 +47,12 @@ def run(options: BenchOptions) -> dict[str, Any]:
     return result
 
 
-def settings(options: BenchOptions, subject: Subject) -> dict[str, str]:
-    """The switches that differ from all off: the preset's with the chosen ones over them."""
+def with_preset(bare: EngineArgs, options: ServingOptions, subject: Subject) -> EngineArgs:
+    """The arguments with the preset's switches beneath the chosen ones; UserError for an unknown preset."""
     if options.preset not in ("on", "off"):
         raise UserError(f"--preset is on or off, not {options.preset!r}.")
-    preset = subject.profile if options.preset == "on" else {}
-    return {name: value for name, value in resolve(preset, options.switches).items() if value != switch(name).off}
+    preset = dict(subject.profile) if options.preset == "on" else {}
+    return replace(bare, preset=preset, switches=options.switches)
 
 
 def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:

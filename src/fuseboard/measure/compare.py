@@ -220,7 +220,7 @@ def _paired(quantity: Quantity, ours: Sequence[Run], theirs: Sequence[Run]) -> s
         for r in side
     ]
     model = stats.fit(observations)
-    return None if model is None else stats.estimate(model, "b", "a", lower_is_better=quantity.lower)
+    return None if model is None else stats.estimate(model, {"b": 1.0, "a": -1.0}, lower_is_better=quantity.lower)
 
 
 def unpaired(a: Sequence[float], b: Sequence[float], *, lower_is_better: bool) -> stats.Estimate | None:

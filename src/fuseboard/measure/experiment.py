@@ -2,22 +2,26 @@
 
 import contextlib
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fuseboard.backends.registry import get_backend
 from fuseboard.core.env import cache_dir
-from fuseboard.core.errors import PlanError, UserError
+from fuseboard.core.errors import DoesNotFitError, PlanError, UserError
 from fuseboard.execute.options import EngineOptions
 from fuseboard.load.atomic import process_lock
+from fuseboard.measure import budget as budgets
 from fuseboard.measure import design as designs
 from fuseboard.measure import machine, record, workload
 from fuseboard.measure.analysis import matching
+from fuseboard.measure.ceilings import ensure_ceilings
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import AblateOptions
-from fuseboard.measure.record import ArmRecord, DesignRecord, LaunchRecord, Line, QualityRecord
+from fuseboard.measure.record import ArmRecord, DesignRecord, Line, QualityRecord
 from fuseboard.measure.subject import EngineArgs, Subject, load_subject
 from fuseboard.plan.switches import parse_settings, switch
 
@@ -62,7 +66,7 @@ class Experiment:
             arm=place.arm,
             block=place.block,
             position=place.position,
-            engine=replace(self.engine, switches=self.settings(place.arm)),
+            engine=replace(self.engine, preset=self.settings(place.arm)),
             workload=self.workload,
             code_digest=self.design.code_digest,
         )
@@ -75,12 +79,15 @@ def run(options: AblateOptions, *, report: Report | None = None) -> Path:
         print_launches(experiment)
         return experiment.records
     with measuring_lock():
+        experiment = _with_ceilings(experiment)
         known = record.read(experiment.records)
-        todo = remaining(experiment, known)
         record.append(experiment.records, experiment.design)
         with contextlib.suppress(KeyboardInterrupt):
-            _run_launches(experiment, todo, report)
+            _run_launches(experiment, remaining(experiment, known), report)
+            if options.budget:
+                experiment = _spend(experiment, report)
             _run_quality(experiment, known)
+            _run_profiles(experiment, known)
     if report:
         report(experiment.records)
     return experiment.records
@@ -88,18 +95,17 @@ def run(options: AblateOptions, *, report: Report | None = None) -> Path:
 
 def prepare(options: AblateOptions) -> Experiment:
     """Design, workload and places in order; UserError for options that make no sense."""
-    parts = options.design.split("+")
-    quick = parts == ["quick"]
+    parts = designs.parse_parts(options.design)
+    quick = list(parts) == ["quick"]
+    if options.budget:
+        budgets.seconds(options.budget)
     bare = bare_args(options)
     subject = load_subject(bare)
-    profile = dict(subject.profile) | parse_settings(list(options.on))
-    on = designs.on_values(profile)
-    for name in options.only:
-        switch(name)
-    made = designs.make(parts, profile=profile, on=on, fixed=parse_settings(list(options.set)), only=options.only)
-    work, notes = _workload(options, subject, quick)
-    engine = fitted(replace(bare, switches=made.arms[0].switches), work, subject)
-    blocks = options.blocks or (3 if quick else 5)
+    made, notes = _design(options, parts, subject)
+    work, more_notes = _workload(options, subject, quick)
+    held = {name: value for name, value in parse_settings(list(options.set)).items() if value != switch(name).off}
+    engine = fitted(replace(bare, switches=held), work, subject)
+    blocks = options.blocks or (budgets.LEAST_BLOCKS if options.budget else 3 if quick else 5)
     if blocks < 2:
         raise UserError("--blocks must be at least 2: one block says nothing about its own noise.")
     design = DesignRecord(
@@ -116,17 +122,62 @@ def prepare(options: AblateOptions) -> Experiment:
         machine=machine.current(),
         created_unix=time.time(),
         equivalence_margin=options.margin,
-        notes=notes,
+        max_kl=options.max_kl,
+        notes=(*notes, *more_notes),
     )
-    order = designs.orders([arm.name for arm in made.arms], blocks, options.seed)
+    return with_places(Experiment(options=options, design=design, workload=work, engine=engine, places=()))
+
+
+def _with_ceilings(experiment: Experiment) -> Experiment:
+    """The experiment with this machine's measured ceilings in its design."""
+    caps = ensure_ceilings(get_backend(), experiment.options.threads)
+    return replace(experiment, design=replace(experiment.design, machine=machine.current(caps)))
+
+
+def with_places(experiment: Experiment) -> Experiment:
+    """The experiment with the launches of all its blocks in order. Under a budget the order of a block does not depend
+    on how many follow, so that blocks can be added."""
+    options, blocks = experiment.options, experiment.design.blocks
+    of = max(blocks, budgets.MOST_BLOCKS) if options.budget else blocks
+    order = designs.orders([arm.name for arm in experiment.design.arms], of, options.seed)[:blocks]
     places = tuple(Place(block=b, position=i, arm=arm) for b, arms in enumerate(order) for i, arm in enumerate(arms))
-    return Experiment(
-        options=options,
-        design=design,
-        workload=work,
-        engine=engine,
-        places=places,
+    return replace(experiment, places=places)
+
+
+def _design(
+    options: AblateOptions, parts: Mapping[str, int], subject: Subject
+) -> tuple[designs.Design, tuple[str, ...]]:
+    """The arms and comparisons, and what has to be said of them."""
+    profile = dict(subject.profile) | parse_settings(list(options.on))
+    on = designs.on_values(profile)
+    for name in options.only:
+        switch(name)
+    fixed = parse_settings(list(options.set))
+    target = designs.target_settings(profile=profile, on=on, fixed=fixed, only=options.only)
+    refused = refusals(subject, bare_args(options), target, on, fixed)
+    made = designs.make(
+        parts, profile=profile, on=on, fixed=fixed, only=options.only, refused=refused, seed=options.seed
     )
+    grouped = not {"ladder", "alone", "without"} & parts.keys()
+    return made, tuple(f"{n} is left out: {why}" for n, why in refused.items() if n in target and grouped)
+
+
+def refusals(
+    subject: Subject, bare: EngineArgs, target: Mapping[str, str], on: Mapping[str, str], fixed: Mapping[str, str]
+) -> dict[str, str]:
+    """Why switches cannot take effect on this model, beside the settings they are studied with."""
+    found: dict[str, str] = {}
+    for name, value in on.items():
+        if name in fixed:
+            continue
+        held = {k: v for k, v in target.items() if k != name} if name in target else designs.with_needs(switch(name))
+        try:
+            subject.plan(replace(bare, preset=held, switches={**fixed, name: value}))
+        except DoesNotFitError:
+            continue
+        except PlanError as error:
+            found[name] = str(error)
+    return found
 
 
 def bare_args(options: EngineOptions) -> EngineArgs:
@@ -154,7 +205,7 @@ def planned(arms: Sequence[ArmRecord], subject: Subject, engine: EngineArgs) -> 
 
     def digest(arm: ArmRecord) -> str:
         try:
-            return subject.plan(replace(engine, switches=arm.switches)).digest
+            return subject.plan(replace(engine, preset=arm.switches)).digest
         except PlanError:
             return ""
 
@@ -236,6 +287,19 @@ def _run_launches(experiment: Experiment, todo: Sequence[Place], report: Report 
                 report(experiment.records)
 
 
+def _spend(experiment: Experiment, report: Report | None) -> Experiment:
+    """Add the blocks that the budget allows by the times of the launches made, and run them."""
+    launches = matching(record.read(experiment.records), experiment.design)
+    plan = budgets.plan(experiment.design, launches, budgets.seconds(experiment.options.budget or ""))
+    print(plan.sentence, file=sys.stderr)
+    if plan.blocks == experiment.design.blocks:
+        return experiment
+    experiment = with_places(replace(experiment, design=replace(experiment.design, blocks=plan.blocks)))
+    record.append(experiment.records, experiment.design)
+    _run_launches(experiment, remaining(experiment, record.read(experiment.records)), report)
+    return experiment
+
+
 def _run_quality(experiment: Experiment, known: Sequence[Line]) -> None:
     from fuseboard.measure import quality
 
@@ -257,6 +321,22 @@ def _run_quality(experiment: Experiment, known: Sequence[Line]) -> None:
             progress.update(task, description="answers against the baseline")
             if done is not None:
                 record.append(experiment.records, done)
+            progress.advance(task)
+
+
+def _run_profiles(experiment: Experiment, known: Sequence[Line]) -> None:
+    from fuseboard.measure import profile, profile_pass
+
+    resume = experiment.options.resume
+    todo = profile.missing(experiment.design, known, resume=resume) if experiment.options.profile else []
+    if not todo:
+        return
+    with _progress() as progress:
+        task = progress.add_task("where the time goes", total=len(todo))
+        for arm in todo:
+            launched = experiment.spec(Place(block=0, position=0, arm=arm.name))
+            done = profile_pass.profile(profile_pass.ProfileSpec(launch=launched), timeout_s=experiment.options.timeout)
+            record.append(experiment.records, done)
             progress.advance(task)
 
 
@@ -284,9 +364,11 @@ def _progress() -> "Progress":
 
 def print_launches(experiment: Experiment) -> None:
     """What would run, in order, and how long that is expected to take."""
+    from fuseboard.measure import profile
+
     known = record.read(experiment.records)
     todo = remaining(experiment, known)
-    timed = [launch_s(r) for r in matching(known, experiment.design) if r.error is None]
+    timed = [budgets.launch_s(r) for r in matching(known, experiment.design) if r.error is None]
     each = statistics.median(timed) if timed else GUESS_S.get(experiment.workload.name, GUESS_S["full"])
     print(f"{experiment.design.model}, design {experiment.design.design}: {experiment.design.workload}")
     for arm in experiment.design.arms:
@@ -294,11 +376,7 @@ def print_launches(experiment: Experiment) -> None:
         print(f"arm {arm.name}: {settings}")
     for block in range(experiment.design.blocks):
         print(f"block {block + 1}: {', '.join(p.arm for p in todo if p.block == block) or 'done'}")
+    if passes := len(profile.missing(experiment.design, known)) if experiment.options.profile else 0:
+        print(f"{passes} more launches with timed operators, once a plan")
     source = "as measured so far" if timed else "a guess before the first launch"
     print(f"{len(todo)} launches of about {each:.1f} s, {source}: {len(todo) * each / 60:.0f} min")
-
-
-def launch_s(launched: LaunchRecord) -> float:
-    """Seconds that a launch took, from the start of its process to its last cell's end."""
-    cells = sum(c.end_ns - c.start_ns for c in launched.cells)
-    return (sum(launched.startup_ns.values()) + sum(launched.warmup_ns) + cells) / 1e9

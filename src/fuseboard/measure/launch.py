@@ -43,7 +43,7 @@ def blank_record(spec: LaunchSpec) -> LaunchRecord:
         arm=spec.arm,
         block=spec.block,
         position=spec.position,
-        switches=spec.engine.switches,
+        switches=spec.engine.settings,
         model=spec.engine.model,
         workload_digest=spec.workload.digest,
         code_digest=spec.code_digest,
@@ -57,12 +57,13 @@ def blank_record(spec: LaunchSpec) -> LaunchRecord:
 def run(spec: LaunchSpec) -> LaunchRecord:
     """Do the launch in this process."""
     started_ns = time.monotonic_ns()
-    opened = load_subject(spec.engine).open(spec.engine)
+    subject = load_subject(spec.engine)
+    opened = subject.open(spec.engine)
     loaded_ns = time.monotonic_ns()
     engine, plan = opened.engine, opened.plan
-    submit = _submitter(engine)
+    submit = submitter(engine)
     at_start = dict(engine.counters())
-    warmup_ns = _warm_up(engine, submit, spec.workload)
+    warmup_ns = warm_up(engine, submit, spec.workload)
     cells = tuple(_measure(engine, submit, cell) for cell in spec.workload.cells)
     return replace(
         blank_record(spec),
@@ -70,6 +71,7 @@ def run(spec: LaunchSpec) -> LaunchRecord:
         plan_switches=dict(plan.switches),
         model_digest=plan.model_digest,
         backend=plan.caps.backend,
+        machine=machine.current(subject.caps),
         startup_ns={"process": started_ns - (spec.spawned_ns or started_ns), "engine": loaded_ns - started_ns},
         warmup_ns=warmup_ns,
         cells=cells,
@@ -80,7 +82,8 @@ def run(spec: LaunchSpec) -> LaunchRecord:
     )
 
 
-def _submitter(engine: Any) -> Submit:
+def submitter(engine: Any) -> Submit:
+    """What gives the engine a request of a workload: greedy, of the wanted length."""
     from fuseboard.execute.sampling_params import SamplingParams
 
     def submit(request_id: str, request: Request) -> None:
@@ -90,7 +93,7 @@ def _submitter(engine: Any) -> Submit:
     return submit
 
 
-def _warm_up(engine: Any, submit: Submit, workload: Workload) -> tuple[int, ...]:
+def warm_up(engine: Any, submit: Submit, workload: Workload) -> tuple[int, ...]:
     """Run the warm-up rounds until the time is up; the nanoseconds of each."""
     deadline_ns = time.monotonic_ns() + round(workload.warmup_s * NS)
     taken: list[int] = []

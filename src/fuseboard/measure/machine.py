@@ -7,11 +7,12 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from fuseboard.core.device import DeviceCaps
 from fuseboard.measure.record import Machine
 
 
-def current(read_bytes_per_s: float = 0.0, flops_per_s: float = 0.0) -> Machine:
-    """This machine as Linux describes it, with ceilings when they were measured (bytes/s, operations/s)."""
+def current(caps: DeviceCaps | None = None) -> Machine:
+    """This machine as Linux describes it, with the measured ceilings of its backend where `caps` has them."""
     fields = _processor()
     flags = fields.get("flags") or fields.get("Features") or ""
     return Machine(
@@ -21,8 +22,9 @@ def current(read_bytes_per_s: float = 0.0, flops_per_s: float = 0.0) -> Machine:
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=platform.release(),
         boot=_read("/proc/sys/kernel/random/boot_id"),
-        read_bytes_per_s=read_bytes_per_s,
-        flops_per_s=flops_per_s,
+        read_bytes_per_s=caps.read_bytes_per_s if caps else 0.0,
+        flops_per_s=caps.flops_per_s if caps else 0.0,
+        integer_ops_per_s=caps.integer_ops_per_s if caps else 0.0,
     )
 
 

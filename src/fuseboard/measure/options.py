@@ -18,9 +18,11 @@ class AblateOptions(EngineOptions):
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/ablate")
     """Folder of the records and the report; a run that was stopped goes on from the records it finds there."""
     design: Annotated[str, arg(metavar="DESIGN")] = "quick"
-    """quick (a ladder of six groups), or some of alone, ladder and without joined by '+'."""
+    """quick (a ladder of six groups), or alone, ladder, without, pairs, orders[:N], joined by '+'."""
     blocks: Annotated[int | None, arg(metavar="N")] = None
     """Repetitions of every arm, each in a fresh process; 3 for quick, else 5."""
+    budget: Annotated[str | None, arg(metavar="TIME")] = None
+    """Time for all launches, such as 20m: as many blocks as fit by the times of the first two."""
     only: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()
     """A switch to study; all of the catalogue when not given."""
     on: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
@@ -33,14 +35,40 @@ class AblateOptions(EngineOptions):
     """Seed of the prompts and of the order of launches."""
     margin: Annotated[float, arg(metavar="SHARE")] = 0.02
     """Two arms closer than this share are called equivalent."""
+    max_kl: Annotated[float, arg(metavar="NATS")] = 0.1
+    """Mean distance from the baseline's answers beyond which a lossy arm has failed."""
     quality: bool = True
     """Also compare the answers of the arms with those of the baseline."""
+    profile: bool = True
+    """Also run every arm once with its operators timed, apart from the launches, to explain the gains."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
     """A launch that takes longer is ended and recorded as timed out."""
     resume: bool = True
     """Reuse the blocks in the records that were measured under the same plan, workload, machine and code."""
     dry_run: bool = False
     """Only list the launches and the time they will take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ServingOptions):
+    """Show where the time goes: phases, operators, and how far each is from what this machine can do."""
+
+    input_len: Annotated[int, arg(metavar="N")] = 512
+    """Tokens of every prompt."""
+    output_len: Annotated[int, arg(metavar="N")] = 64
+    """Tokens generated for every prompt; end tokens are ignored."""
+    concurrency: Annotated[int, arg(metavar="N")] = 1
+    """Requests in flight at most."""
+    num_prompts: Annotated[int | None, arg(metavar="N")] = None
+    """Requests in all; as many as are in flight when not given."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Seed of the prompts."""
+    timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
+    """A run that takes longer is ended."""
+    json: Annotated[Path | None, arg(metavar="FILE")] = None
+    """File for everything that was measured, as JSON."""
+    trace: Annotated[Path | None, arg(metavar="FILE")] = None
+    """File for the timeline; ui.perfetto.dev and chrome://tracing open it."""
 
 
 @dataclass(frozen=True, kw_only=True)

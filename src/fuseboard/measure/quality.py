@@ -60,7 +60,7 @@ def compare(
         for arm in (baseline, *arms):
             spec = QualitySpec(
                 arm=arm.name,
-                engine=replace(limits, switches=arm.switches),
+                engine=replace(limits, preset=arm.switches),
                 code_digest=code_digest,
                 folder=folder,
                 is_reference=arm is baseline,
@@ -85,7 +85,7 @@ def _in_child(spec: QualitySpec) -> QualityRecord:
 
 
 def _blank(spec: QualitySpec, error: Failure | None = None) -> QualityRecord:
-    return QualityRecord(arm=spec.arm, switches=spec.engine.switches, code_digest=spec.code_digest, error=error)
+    return QualityRecord(arm=spec.arm, switches=spec.engine.settings, code_digest=spec.code_digest, error=error)
 
 
 def run(spec: QualitySpec) -> QualityRecord:

@@ -1,4 +1,4 @@
-"""What is written down of an experiment: one JSON line per design, launch and quality run.
+"""What is written down of an experiment: one JSON line per design, launch, quality run and profile.
 
 Times are raw readings of the monotonic clock in nanoseconds, sizes are bytes. Everything a report shows is computed
 from these lines.
@@ -31,6 +31,7 @@ class Machine:
     boot: str
     read_bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
+    integer_ops_per_s: float = 0.0
 
     @property
     def kind(self) -> tuple[str, str, int, str]:
@@ -159,6 +160,83 @@ class QualityRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OperatorRecord:
+    """All nodes of one class over the steps of one kind: their calls, the time they took, the time that the ceilings
+    allow them at least, and what the cost model says they moved and computed. `streamed_limit_ns` is the least time
+    without the activations, which may stay in caches. Limits are zero where no ceilings are known."""
+
+    name: str
+    calls: int = 0
+    ns: int = 0
+    limit_ns: int = 0
+    streamed_limit_ns: int = 0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    operations: int = 0
+    integer_operations: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsProfile:
+    """The steps of one kind (all-decode steps, or steps with a prompt in them): phases, and execution by operator.
+
+    What `sums.execute_ns` has beyond the operators is dispatch: native calls and waking threads.
+    """
+
+    sums: StepSums = StepSums()
+    operators: tuple[OperatorRecord, ...] = ()
+
+    @property
+    def operators_ns(self) -> int:
+        return sum(operator.ns for operator in self.operators)
+
+    @property
+    def dispatch_ns(self) -> int:
+        return self.sums.execute_ns - self.operators_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellProfile:
+    """One cell run once with its nodes timed.
+
+    `idle_ns` is the time between steps, `instrument_ns` what reading the node times took, `plain_ns` the wall time of
+    the same work without node timing, zero where that was not taken.
+    """
+
+    name: str
+    wall_ns: int
+    idle_ns: int
+    instrument_ns: int
+    plain_ns: int = 0
+    decode: StepsProfile = StepsProfile()
+    prefill: StepsProfile = StepsProfile()
+
+    @property
+    def residual_ns(self) -> int:
+        """Wall time that no step, no gap between steps and no reading of clocks accounts for."""
+        steps = self.decode.sums.total_ns + self.prefill.sums.total_ns
+        return self.wall_ns - steps - self.idle_ns - self.instrument_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord:
+    """Where the time of an arm goes, from a process of its own: timing nodes costs time, so it times nothing else."""
+
+    schema: int = SCHEMA
+    arm: str
+    switches: dict[str, str]
+    model: str
+    workload_digest: str
+    code_digest: str
+    machine: Machine
+    plan_digest: str = ""
+    model_digest: str = ""
+    cells: tuple[CellProfile, ...] = ()
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmRecord:
     """An arm's settings, all that differ from the all-off baseline, and the digest of its plan when there is one."""
 
@@ -168,10 +246,21 @@ class ArmRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TermRecord:
+    """One difference of two arms in a comparison of several, and its weight."""
+
+    treatment: str
+    reference: str
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparisonRecord:
     """Two arms to compare: `treatment` has `switches` on, `reference` has not.
 
-    `kind` is aa, total, alone, ladder or without.
+    `kind` is aa, total, alone, ladder, without, choice (another value of a switch), pair (an interaction) or shapley
+    (the mean over several orders); the last two are sums over `terms`, of which the arms named here are the first.
+    `unavailable` says why a switch has no arm. `claim` is the speed ratio that a source report gives for the step.
     """
 
     name: str
@@ -179,11 +268,29 @@ class ComparisonRecord:
     switches: tuple[str, ...]
     treatment: str
     reference: str
+    terms: tuple[TermRecord, ...] = ()
+    unavailable: str = ""
+    claim: float | None = None
+    claim_note: str = ""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The comparison as a weighted sum of arms."""
+        terms = self.terms or (TermRecord(treatment=self.treatment, reference=self.reference, weight=1.0),)
+        found: dict[str, float] = {}
+        for term in terms:
+            found[term.treatment] = found.get(term.treatment, 0.0) + term.weight
+            found[term.reference] = found.get(term.reference, 0.0) - term.weight
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class DesignRecord:
-    """The plan of an experiment, written before its launches."""
+    """The plan of an experiment, written before its launches.
+
+    `max_kl` is the mean distance (nats) from the baseline's answers at which a lossy arm fails. `source` names the
+    report whose ladder this is, if it is one.
+    """
 
     schema: int = SCHEMA
     model: str
@@ -199,11 +306,18 @@ class DesignRecord:
     machine: Machine
     created_unix: float
     equivalence_margin: float = 0.02
+    max_kl: float = 0.1
+    source: str = ""
     notes: tuple[str, ...] = ()
 
 
-Line = DesignRecord | LaunchRecord | QualityRecord
-KINDS: dict[str, type[Line]] = {"design": DesignRecord, "launch": LaunchRecord, "quality": QualityRecord}
+Line = DesignRecord | LaunchRecord | QualityRecord | ProfileRecord
+KINDS: dict[str, type[Line]] = {
+    "design": DesignRecord,
+    "launch": LaunchRecord,
+    "quality": QualityRecord,
+    "profile": ProfileRecord,
+}
 R = TypeVar("R")
 
 

@@ -38,11 +38,9 @@ class Fit:
     residuals_N: NDArray[np.float64]
     orders_N: NDArray[np.float64]
 
-    def contrast(self, treatment: str, reference: str) -> tuple[float, float]:
-        """Difference of two arms' effects and its standard error."""
-        weights_A = np.zeros(len(self.arms))
-        weights_A[self.arms.index(treatment)] += 1.0
-        weights_A[self.arms.index(reference)] -= 1.0
+    def contrast(self, weights: Mapping[str, float]) -> tuple[float, float]:
+        """Weighted sum of the arms' effects (the weights add up to 0) and its standard error."""
+        weights_A = np.array([weights.get(arm, 0.0) for arm in self.arms])
         variance = float(weights_A @ self.covariance_AA @ weights_A)
         return float(weights_A @ self.effects_A), self.sigma * variance**0.5
 
@@ -90,13 +88,13 @@ class Estimate:
         return float(np.exp(self.gain))
 
 
-def estimate(model: Fit, treatment: str, reference: str, *, lower_is_better: bool) -> Estimate | None:
-    """The gain of `treatment` over `reference`; None when one of them has no launch."""
+def estimate(model: Fit, weights: Mapping[str, float], *, lower_is_better: bool) -> Estimate | None:
+    """The gain of a weighted sum of arms, such as {treatment: 1, reference: -1}; None when one has no launch."""
     from scipy import special
 
-    if treatment not in model.arms or reference not in model.arms:
+    if not set(weights) <= set(model.arms):
         return None
-    difference, error = model.contrast(treatment, reference)
+    difference, error = model.contrast(weights)
     gain = -difference if lower_is_better else difference
     error = max(error, 1e-12)
     half = float(special.stdtrit(model.dof, 1 - ALPHA / 2)) * error

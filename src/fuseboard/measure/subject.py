@@ -1,7 +1,7 @@
 """What is measured: a model on a backend, planned and opened under the settings of an arm."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuseboard.backends.base import Backend, Executable
@@ -9,7 +9,7 @@ from fuseboard.backends.calibrate import compile_plan
 from fuseboard.backends.registry import DEFAULT, get_backend
 from fuseboard.core.device import DeviceCaps
 from fuseboard.load import LoadedModel, load_model
-from fuseboard.plan.build import Limits
+from fuseboard.plan.build import Limits, build_plan
 from fuseboard.plan.plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """What an engine is made from. `switches` are the differences from all off."""
+    """What an engine is made from. `switches` are asked for by name and must take effect; `preset` lies beneath them,
+    and those of its values that the model gives no use for are left off, which the plan records."""
 
     model: str
     switches: dict[str, str]
+    preset: dict[str, str] = field(default_factory=dict)
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -29,6 +31,11 @@ class EngineArgs:
     load_format: str = "auto"
     backend: str = DEFAULT
     revision: str | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All differences from all off."""
+        return self.preset | self.switches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +62,13 @@ class Subject:
 
     def plan(self, args: EngineArgs) -> ExecutionPlan:
         """The plan of an arm; PlanError when it cannot be."""
-        from fuseboard.execute.llm import plan_model
-
-        limits = Limits(max_model_len=args.max_model_len, max_num_seqs=args.max_num_seqs, kv_memory=args.kv_memory)
-        return plan_model(
-            self.model, self.backend, preset="off", switches=args.switches, threads=args.threads, limits=limits
+        return build_plan(
+            self.model,
+            self.caps,
+            self.backend.workspace,
+            preset=args.preset,
+            chosen=args.switches,
+            limits=Limits(max_model_len=args.max_model_len, max_num_seqs=args.max_num_seqs, kv_memory=args.kv_memory),
         )
 
     def open(self, args: EngineArgs) -> Opened:

@@ -178,14 +178,14 @@ def warmup_rounds(prompts: Prompts, cells: Sequence[Cell], *, rounds: int, n_out
 
 
 def quick(prompts: Prompts, seed: int) -> Workload:
-    """Four requests at once, 144 to 512 tokens in (128 of them shared) and 32 out; little warm-up.
+    """Four requests at once, 136 to 384 tokens in (128 of them shared) and 32 out; little warm-up.
 
     The long prompt comes second, so that a step of 512 tokens has to split it.
     """
-    lengths = [(144, 32), (512, 32), (160, 32), (176, 32)]
+    lengths = [(136, 32), (384, 32), (144, 32), (152, 32)]
     cell = mixed_cell(prompts, name="4 at a time", lengths=lengths, concurrency=4, shared_prefix=128)
-    short = mixed_cell(prompts, name="warm-up", lengths=[(144, 3), (160, 3)], concurrency=2)
-    return Workload(name="quick", cells=(cell,), warmup=(short,), warmup_s=0.8, seed=seed)
+    short = mixed_cell(prompts, name="warm-up", lengths=[(64, 3), (64, 3)], concurrency=2)
+    return Workload(name="quick", cells=(cell,), warmup=(short,), warmup_s=0.5, seed=seed)
 
 
 def full(prompts: Prompts, seed: int) -> Workload:
