@@ -88,7 +88,7 @@ BROKEN = {
     "b names .'nowhere'.": lambda g: swap(g, "b", outputs=("nowhere",)),
     "b in fused reads .'b.w'., which the region does not take": region_that_forgets_an_input,
     "fused does not compute all of": region_that_promises_an_input,
-    "norm": region_with_a_bad_body,
+    "in pieces of 3": region_with_a_bad_body,
     r"x: f32\[T, 8\] does not match": lambda g: swap(g, "out", inputs=("x", "table")),
 }
 

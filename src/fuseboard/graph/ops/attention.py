@@ -57,7 +57,9 @@ class Rope(Op):
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         x, angles = inputs[:2]
         columns, dim = x.shape[-1], attrs["head_dim"]
-        assert isinstance(columns, int) and columns % dim == 0 and angles.shape[1] == dim, f"{x} by {angles}"
+        assert isinstance(columns, int), str(x)
+        assert columns % dim == 0, f"{x} in heads of {dim}"
+        assert angles.shape[1] == dim, f"{x} by {angles}"
         return [(x.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:
@@ -82,7 +84,8 @@ class KvWrite(Op):
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         k, v, state, _slots = inputs
-        assert k.shape == v.shape and state.kind == "state", f"{k}, {v} into {state}"
+        assert k.shape == v.shape, f"{k} with {v}"
+        assert state.kind == "state", str(state)
         return [(state.shape, state.dtype)]
 
     def reference(self, inputs: Sequence[Any], attrs: Attrs) -> list[Any]:
@@ -105,7 +108,8 @@ class Attention(Op):
 
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         q = inputs[0]
-        assert q.shape[1] == attrs["heads"] * attrs["head_dim"] and inputs[1].kind == "state", str(q)
+        assert q.shape[1] == attrs["heads"] * attrs["head_dim"], str(q)
+        assert inputs[1].kind == "state", str(inputs[1])
         return [(q.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:

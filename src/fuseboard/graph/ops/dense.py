@@ -38,7 +38,9 @@ class RmsNorm(Op):
     def infer(self, inputs: Sequence[Value], attrs: Attrs) -> list[tuple[Shape, str]]:
         x, weight = inputs
         columns, dim = x.shape[-1], attrs["dim"]
-        assert isinstance(columns, int) and columns % dim == 0 and weight.shape == (dim,), f"{x} norm {weight}"
+        assert isinstance(columns, int), str(x)
+        assert columns % dim == 0, f"{x} in pieces of {dim}"
+        assert weight.shape == (dim,), f"{x} norm {weight}"
         return [(x.shape, "f32")]
 
     def operations(self, inputs: Sequence[Value], attrs: Attrs, sizes: Sizes) -> int:
