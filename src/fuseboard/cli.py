@@ -12,6 +12,7 @@ COMMANDS = {
     "run": "generate text, or chat",
     "plan": "show what would run: decisions, memory, cost and limits, before anything is loaded",
     "bench": "measure one configuration, or with --base-url any OpenAI-compatible server",
+    "profile": "show where the time goes: phases, operators, and how far each is from the machine's limits",
     "ablate": "measure what every switch is worth, with evidence, and write a report",
     "compare": "say what changed between two measurements, of whatever tool, and what that did",
     "doctor": "show what this machine offers, measured",
@@ -175,6 +176,17 @@ def _ablate(arguments: list[str]) -> None:
         print(f"The report: {records.with_name('report.html')}")
 
 
+def _profile(arguments: list[str]) -> None:
+    from fuseboard.measure import profile
+    from fuseboard.measure.options import ProfileOptions
+    from fuseboard.report.profile import print_profile
+
+    options: ProfileOptions = _parse_serving(ProfileOptions, "profile", arguments)
+    print_profile(profile.run(options))
+    if options.trace:
+        print(f"The timeline: {options.trace}")
+
+
 def _compare(arguments: list[str]) -> None:
     from fuseboard.load.atomic import write_atomic
     from fuseboard.measure import compare
@@ -218,6 +230,7 @@ _HANDLERS: dict[str, Callable[[list[str]], None]] = {
     "run": _run,
     "plan": _plan,
     "bench": _bench,
+    "profile": _profile,
     "ablate": _ablate,
     "compare": _compare,
     "doctor": _doctor,

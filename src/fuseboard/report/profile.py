@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PHASE_COLUMNS = ("part", "decode, ms", "\u00b5s a step", "prefill, ms", "\u00b5s a step", "together, ms", "share")
-OPERATOR_COLUMNS = (
-    "operator", "calls a step", "\u00b5s a step", "share", "weights, MB", "cache, MB", "activations, MB", "GOP", "GB/s",
-    "GOP/s", "of the limit", "",
-)  # fmt: skip
+OPERATOR_COLUMNS = ("operator", "calls", "\u00b5s", "share", "MB", "GOP", "GB/s", "GOP/s", "of limit", "")
+"""Calls, microseconds, bytes moved and operations are those of a step."""
 CHANGE_COLUMNS = ("part", "before, ms", "after, ms", "change, ms", "predicted change, ms")
 EXPLAINED_COLUMNS = ("comparison", "operators, ms", "faster", "predicted", "predictor's error", "moved most")
 MINUS = "\u2212"
@@ -68,7 +66,7 @@ def operator_rows(steps: StepsProfile) -> list[tuple[str, ...]]:
             view.number(o.calls / count),
             _us(o.ns / count),
             _share(o.ns, steps.sums.total_ns),
-            *(view.number(size / count / 1e6) for size in (o.weight_bytes, o.kv_bytes, o.activation_bytes)),
+            view.number(moved(o) / count / 1e6),
             view.number(o.operations / count / 1e9),
             view.number(moved(o) / o.ns) if o.ns else "",
             view.number(o.operations / o.ns) if o.ns else "",
