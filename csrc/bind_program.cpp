@@ -41,6 +41,8 @@ void bind_running(Class &c) {
       .def_prop_ro("isa", [](const Program &p) { return std::string(p.kernels().name); })
       .def("__len__", [](const Program &p) { return p.labels().size(); })
       .def("labels", &Program::labels)
+      .def("join", &Program::join, "begin"_a, "end"_a)
+      .def("prefetch_weights", &Program::prefetch_weights)
       .def("run", [](Program &p, Team &team, const BoundStep &step) { p.run(team, step.get()); }, "team"_a, "step"_a,
            free)
       .def("run_one", [](Program &p, Team &team, size_t i, const BoundStep &step) {

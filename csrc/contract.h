@@ -121,7 +121,21 @@ enum Counter : int32_t {
   c_half_bytes,           // f16 and bf16 weights
   c_f32_bytes,
   c_rope_computed,        // rope tables computed in a step
+  c_pinned_runs,          // of a worker, begun and ended on its own CPU
+  c_barriers_saved,       // between instructions that need none of each other's results
+  c_prefetched_bytes,     // weights pulled in by workers that waited
   c_count
+};
+
+constexpr int32_t kMaxJoined = 8;  // instructions that may run without a barrier between them
+
+// The start of the weights that the team reads next, in one or two streams.
+struct Ahead {
+  struct Stream {
+    const uint8_t *data;
+    int64_t bytes;
+  };
+  Stream streams[2];
 };
 
 struct Team;
@@ -131,10 +145,15 @@ struct Worker {
   Team *team;
   uint8_t *scratch;        // private, kScratchBytes, 64-byte aligned
   int64_t *counters;       // shared [c_count]; only worker 0 adds
+  int32_t cpu;             // the only one it runs on during a job, or -1
+  int32_t joined = 0;      // instructions since the last barrier
+  const Ahead *ahead = nullptr;  // pulled in while waiting, if any
 
   void barrier();          // all workers of the team
   // Next unit of dynamic work of this instruction: 0, 1, 2, ... each handed out once. Reset by every barrier().
   int64_t next();
+  // Goes on to the next instruction, with units of its own, while others may still be at this one.
+  void join_next() { ++joined; }
 };
 
 constexpr size_t kScratchBytes = 1 << 20;

@@ -52,6 +52,7 @@ void count_clipped(Worker &worker, int64_t by);            // any worker
 
 constexpr int32_t div_up(int64_t n, int64_t by) { return static_cast<int32_t>((n + by - 1) / by); }
 inline int32_t panels(const Weight &weight) { return div_up(weight.n, kPanel); }
+inline Ahead::Stream stream(const Weight &weight) { return {weight.data, panels(weight) * weight.panel_bytes}; }
 
 // f(row) for the rows that this worker gets: several a time once there are enough for every worker.
 template <class F>

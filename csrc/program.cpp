@@ -22,7 +22,22 @@ size_t Program::append(const std::string &label, std::unique_ptr<Instr> instr) {
   instrs_.push_back(std::move(instr));
   labels_.push_back(label);
   timings_.emplace_back();
+  joined_.push_back(false);
   return instrs_.size() - 1;
+}
+
+void Program::join(size_t begin, size_t end) {
+  require(begin < end && end <= instrs_.size(), "The range ends outside the program.");
+  require(end - begin <= size_t{kMaxJoined}, "At most " + std::to_string(kMaxJoined) + " instructions can be joined.");
+  for (size_t i = begin; i + 1 < end; ++i) joined_[i] = true;
+}
+
+void Program::prefetch_weights() {
+  weights_.clear();
+  for (const auto &instr : instrs_) weights_.push_back(instr->weights());
+  ahead_.assign(instrs_.size(), nullptr);
+  for (size_t i = instrs_.size(); i-- > 0;)
+    ahead_[i] = weights_[i].streams[0].bytes > 0 ? &weights_[i] : ahead(i + 1);
 }
 
 void Program::run(Team &team, const Step &step) { run(team, 0, instrs_.size(), step, c_graph_replays); }
@@ -38,8 +53,9 @@ void Program::run(Team &team, size_t begin, size_t end, const Step &step, Counte
     int64_t before = timing ? now_ns() : 0;
     count(worker, counter, 1);
     for (size_t i = begin; i < end; ++i) {
+      worker.ahead = ahead(i);
       instrs_[i]->run(*kernels_, step, worker);
-      worker.barrier();
+      leave(worker, i, end);
       if (!timing) continue;
       const int64_t after = now_ns();
       ++timings_[i].calls;
@@ -47,6 +63,16 @@ void Program::run(Team &team, size_t begin, size_t end, const Step &step, Counte
       before = after;
     }
   });
+}
+
+void Program::leave(Worker &worker, size_t i, size_t end) const {
+  if (joined_[i] && i + 1 < end) {
+    worker.join_next();
+    count(worker, c_barriers_saved, 1);
+    return;
+  }
+  worker.ahead = i + 1 < end ? ahead(i + 1) : nullptr;
+  worker.barrier();
 }
 
 void Program::profile(bool on) {

@@ -1,8 +1,8 @@
 // A team of persistent threads that run one job together and meet at barriers.
 //
-// One barrier does everything: workers wait in it between jobs, and the last to arrive resets the counter behind
+// One barrier does everything: workers wait in it between jobs, and the last to arrive resets the counters behind
 // Worker::next(). A waiter spins for a time budget, then sleeps on a futex, so that more threads than free CPUs cost a
-// wake-up and not a time slice.
+// wake-up and not a time slice. Before it spins it pulls in what Worker::ahead points to, as long as others are late.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,8 @@ namespace fuse {
 
 struct Team {
  public:
-  // `cpus`: none, or one for each of the threads 1, 2, ...; the thread that calls run() is worker 0 and never moved.
+  // `cpus`: none, or one for each thread. The thread that calls run() is worker 0: it is moved to the first for the
+  // time of the job, and may go where it could before afterwards.
   Team(int32_t threads, const std::vector<int32_t> &cpus);
   ~Team();
   Team(const Team &) = delete;
@@ -41,7 +42,9 @@ struct Team {
 
   void run(JobFn fn, const void *job);
   void work(Worker &worker);
-  void barrier();
+  void take_part(Worker &worker);
+  void barrier(Worker &worker);
+  void pull_ahead(const Worker &worker, uint32_t phase);
   void sleep(uint32_t phase);
   void stop();
 
@@ -57,7 +60,10 @@ struct Team {
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   std::atomic<int32_t> sleepers_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
+  struct alignas(64) Units {
+    std::atomic<int64_t> next{0};
+  };
+  Units units_[kMaxJoined];  // one for each instruction since the last barrier
 };
 
 // f(unit) for the units 0 .. count-1 that this worker gets.

@@ -74,6 +74,7 @@ struct TopWork {
   }
 
   void finish(Worker &worker, const TopOut &out) const {
+    worker.ahead = nullptr;  // the head's weights were read
     worker.barrier();
     for_rows(worker, rows, [&](int64_t row) { merge(row, out); });
   }

@@ -21,6 +21,7 @@ struct Linear {
   Axis rows;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
+  Ahead weights() const { return {{stream(segments[0].weight)}}; }
 
  private:
   void tile(const Kernels &, Worker &, const Segment &, int32_t m0, int32_t m1, int32_t p0, int32_t p1) const;
@@ -38,6 +39,7 @@ struct NormQkvRope {
   KvPool pool;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
+  Ahead weights() const { return {{stream(q)}}; }
 
  private:
   struct Unit;
@@ -57,6 +59,7 @@ struct Swiglu {
   Act out;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
+  Ahead weights() const { return {{stream(gate), stream(up)}}; }
 
  private:
   void tile(const Kernels &, Worker &, int32_t m0, int32_t m1, int32_t slice) const;
@@ -102,6 +105,7 @@ struct LmHead {
   TopOut out;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
+  Ahead weights() const { return {{stream(head)}}; }
 };
 
 // Rows [0, rows) of `act` = norm(x), or of the rows `index` of x; ends with a barrier.

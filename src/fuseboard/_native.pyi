@@ -84,7 +84,8 @@ class Region:
 class Team:
     """`threads` workers of which the calling thread is worker 0; the others spin briefly, then sleep.
 
-    `cpus`, if given, holds one CPU for each of the other `threads - 1` workers; the calling thread is never moved.
+    `cpus`, if given, holds one CPU for each worker; the calling thread stays on the first while a program runs and may
+    go where it could before afterwards. ValueError for a CPU this process may not use.
     """
 
     def __init__(self, threads: int, *, cpus: Sequence[int] = ()) -> None: ...
@@ -168,7 +169,7 @@ class Segment:
 
 @final
 class Program:
-    """A list of instructions run by a team, with one barrier after each.
+    """A list of instructions run by a team, with one barrier after each that is not joined with the next.
 
     `run` is graph mode: all instructions in one call (counter `graph_replays`). `run_range` and `run_one` are single
     native calls (counter `eager_calls` moves by one a call). All release the GIL.
@@ -179,6 +180,12 @@ class Program:
     def isa(self) -> str: ...
     def __len__(self) -> int: ...
     def labels(self) -> list[str]: ...
+    def join(self, begin: int, end: int) -> None:
+        """The instructions need nothing of each other, so there is no barrier between them; ValueError for over 8."""
+
+    def prefetch_weights(self) -> None:
+        """Workers that wait pull in the first weights of the instruction that comes; call it after the last `add_*`."""
+
     def run(self, team: Team, step: Step) -> None: ...
     def run_one(self, team: Team, index: int, step: Step) -> None: ...
     def run_range(self, team: Team, begin: int, end: int, step: Step) -> None: ...

@@ -108,11 +108,24 @@ def test_rows_do_not_depend_on_threads_blocks_or_graph(tiny, weights):
     model = tiny("llama_panels")
     expected, _ = run(model, ragged, preset="on", weights=weights, threads=1)
     variants = ({"kv.block_size": "16"}, {"kv.block_size": "256"}, {"kv.layout": "contiguous"}, {"graph": "eager"},
-                {"buckets": "dynamic"}, {"memory_reuse": "off"}, {"fold_constants": "off"})
+                {"buckets": "dynamic"}, {"memory_reuse": "off"}, {"fold_constants": "off"},
+                {"affinity": "pinned"}, {"weight_prefetch": "on"})
     for switches in variants:
         got, _ = run(model, ragged, preset="on", threads=2, weights=weights, **switches)
         for name, logits in expected.items():
             np.testing.assert_array_equal(got[name], logits, err_msg=f"{name} {switches}")
+
+
+@pytest.mark.parametrize("streams", ["2", "4"])
+@pytest.mark.parametrize("case", ["llama", "qwen3_panels", "gemma3"])
+def test_concurrent_nodes_change_no_bit(tiny, case, streams):
+    model = tiny(case)
+    for more in ({}, {"weights": "w8a16"}, {"fuse.swiglu": "on", "memory_reuse": "on"}):
+        expected, before = run(model, ragged, threads=1, **more)
+        got, counters = run(model, ragged, threads=3, **{"memory_reuse": "on", "streams": streams} | more)
+        assert counters["barriers_saved"] > before["barriers_saved"] == 0
+        for name, logits in expected.items():
+            np.testing.assert_array_equal(got[name], logits, err_msg=f"{name} {more}")
 
 
 def test_candidates_without_full_logits_are_those_of_the_logits(tiny):

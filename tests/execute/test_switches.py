@@ -19,6 +19,8 @@ HELD = {
     "prefix_cache": {"kv.layout": "paged", "kv.pool": "on"},
     "fuse.norm_qkv_rope": {"fuse.qkv": "on"},
     "prefill": {"batching": "continuous"},
+    "streams": {"graph": "captured"},
+    "weight_prefetch": {"graph": "captured"},
 }
 """What a switch is studied against, besides everything off: its needs, and company that gives it work."""
 ARGUMENTS = {"prefill": {"chunked": "chunked:9"}}
@@ -71,10 +73,12 @@ def test_switch_engages_and_keeps_its_class(tiny, name, value):
 def test_everything_on_gives_the_tokens_of_everything_off(tiny):
     model = tiny("llama_panels").loaded
     off, _ = generate(model, {})
-    on_values = {row.name: row.values[-1] for row in CATALOGUE if row.kind != "lossy"}
+    # Once everything is fused, no two neighbouring nodes are independent.
+    rows = [row for row in CATALOGUE if row.kind != "lossy" and row.name != "streams"]
+    on_values = {row.name: row.values[-1] for row in rows}
     on, counters = generate(model, on_values | {"prefill": "chunked:9", "kv.block_size": "32"})
     same_up_to_ties(off, on, TIES)
-    assert not [row.name for row in CATALOGUE if row.kind != "lossy" and not any(counters.get(c) for c in row.counters)]
+    assert not [row.name for row in rows if not any(counters.get(c) for c in row.counters)]
 
 
 @pytest.mark.parametrize(

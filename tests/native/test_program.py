@@ -32,6 +32,54 @@ def test_graph_mode_is_one_replay_and_eager_mode_one_call_a_node() -> None:
     assert (team.counters()["graph_replays"], team.counters()["eager_calls"]) == (1, 6)
 
 
+def test_joined_instructions_need_no_barrier() -> None:
+    """Three sums into columns of their own, then one over all of them; many times, so that a race would show."""
+    x, parts, total = random(1, 37, 48), np.zeros((37, 144), np.float32), np.zeros((37, 48), np.float32)
+    program, team, step = native.Program(), native.Team(3), make_step(37)
+    for i in range(3):
+        at = parts.ctypes.data + 4 * 48 * i
+        program.add_affine(
+            f"part.{i}", x=x.ctypes.data, ldx=48, scale=i + 1.0, shift=0.0, out=at, ldo=144, n=48, rows="tokens"
+        )
+    for a, b, out, lda, ldo in ((0, 48, 0, 144, 48), (None, 96, 0, 48, 48)):
+        left = total.ctypes.data if a is None else parts.ctypes.data + 4 * a
+        program.add_add(
+            "sum", a=left, lda=lda, b=parts.ctypes.data + 4 * b, ldb=144, out=total.ctypes.data + out, ldo=ldo, n=48,
+            rows="tokens",
+        )  # fmt: skip
+    program.join(0, 3)
+    for _ in range(300):
+        parts[:] = total[:] = 0
+        program.run(team, step)
+        np.testing.assert_array_equal(total, (x + x * np.float32(2)) + x * np.float32(3))
+    assert team.counters()["barriers_saved"] == 600
+    with pytest.raises(ValueError, match="outside the program"):
+        program.join(3, 6)
+
+
+def test_waiting_workers_pull_in_the_next_weights() -> None:
+    """Worker 0 of two has the one row of a norm to do, so the other waits for it before the projection."""
+    weight, x, normed = matrix(3, 512, 2048), random(4, 1, 2048), np.zeros((1, 2048), np.float32)
+    program, team, out = native.Program(), native.Team(2), np.zeros((1, 512), np.float32)
+    ones = np.ones(2048, np.float32)
+    program.add_rms_norm(
+        "norm", x=x.ctypes.data, ldx=2048, weight=ones.ctypes.data, eps=1e-5, out=normed.ctypes.data, ldo=2048,
+        dim=2048, rows="tokens",
+    )  # fmt: skip
+    program.add_linear(
+        "product", x=native.Act(type="f32", codes=normed.ctypes.data, ld=2048), rows="tokens",
+        segments=[native.Segment(weight=weight.weight, out=out.ctypes.data, ldo=512)],
+    )  # fmt: skip
+    program.run(team, make_step(1))
+    expected = out.copy()
+    assert team.counters()["prefetched_bytes"] == 0
+    program.prefetch_weights()
+    for _ in range(50):
+        program.run(team, make_step(1))
+    np.testing.assert_array_equal(out, expected)
+    assert 0 < team.counters()["prefetched_bytes"] <= 50 * 2 * 65536
+
+
 def test_live_counts_are_set_step_by_step() -> None:
     program, x = chain(1)
     team, step = native.Team(2), make_step(4)

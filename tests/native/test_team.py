@@ -128,19 +128,23 @@ def test_workers_end_with_their_team() -> None:
     assert tasks() <= before
 
 
-def test_workers_are_pinned_and_the_caller_is_not() -> None:
+def test_workers_are_pinned_and_the_caller_only_while_it_runs() -> None:
     cpus, before = sorted(os.sched_getaffinity(0)), tasks()
-    team = native.Team(3, cpus=[cpus[0], cpus[-1]])
+    team = native.Team(3, cpus=[cpus[0], cpus[-1], cpus[0]])
+    program, x, out = doubling(64, 64)
+    for _ in range(20):
+        program.run(team, make_step(64))
+    assert np.array_equal(out, 2 * x)
+    assert team.counters()["pinned_runs"] == 60
     pinned = [os.sched_getaffinity(t) for t in sorted(tasks() - before)]
     assert sorted(map(sorted, pinned)) == sorted([[cpus[0]], [cpus[-1]]])
     assert sorted(os.sched_getaffinity(0)) == cpus
-    del team
 
 
 def test_a_cpu_that_cannot_be_used_is_refused_and_leaves_no_thread() -> None:
     before = tasks()
     with pytest.raises(ValueError, match="CPU 1023 is not one this process may use"):
-        native.Team(2, cpus=[1023])
+        native.Team(2, cpus=[min(os.sched_getaffinity(0)), 1023])
     assert tasks() <= before
 
 
@@ -148,7 +152,7 @@ def test_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 256 threads"):
         native.Team(0)
     with pytest.raises(ValueError, match="one CPU for each thread"):
-        native.Team(3, cpus=[0])
+        native.Team(3, cpus=[0, 0])
 
 
 def test_counters_reset_and_scratch_is_accounted() -> None:

@@ -13,7 +13,8 @@ from fuseboard.plan.build import Limits, build_plan
 from fuseboard.plan.plan import ExecutionPlan
 
 CAPS = ReferenceBackend().capabilities()
-FULL_CAPS = replace(CAPS, graph_modes=("eager", "captured"))
+FEATURES = ("affinity", "streams", "weight_prefetch")
+FULL_CAPS = replace(CAPS, graph_modes=("eager", "captured"), features=FEATURES, cores=(0, 1), threads=2)
 
 LLAMA = ModelSpec(
     family="llama", vocab_size=211, hidden_size=42, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=12,

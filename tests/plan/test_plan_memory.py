@@ -16,6 +16,7 @@ from fuseboard.graph.ops import OPS
 from fuseboard.graph.rewrite import fuse, prune
 from fuseboard.plan.memory import ALIGN, Arena, act_buffer, plan_arena, value_bytes
 from fuseboard.plan.plan import StepShape
+from fuseboard.plan.streams import concurrent
 
 SIZES = {"T": 7, "S": 3, "R": 2, "context_tokens": 0}
 
@@ -117,6 +118,43 @@ def test_no_value_loses_its_memory_with_fused_residuals(graph, tokens):
             if len(readers) == 1 and node.inputs[0] != node.inputs[1]:
                 graph = fuse(graph, [maker, node], "residual", f"{node.name}:residual") or graph
     check_both(graph, graph.nodes, SIZES | {"T": tokens})
+
+
+def check_concurrent(graph: Graph, streams: int) -> tuple[tuple[Node, ...], ...]:
+    """Nodes of a group touch no byte that another of them writes, and every group read what it should."""
+    arena = plan_arena(graph, graph.nodes, SIZES, reuse=True, streams=streams)
+    check_arena(graph, graph.nodes, SIZES, arena)
+    groups = concurrent(graph.nodes, streams)
+    assert [node for group in groups for node in group] == list(graph.nodes)
+
+    def spans(names: Sequence[str]) -> list[tuple[int, int]]:
+        held = [name for name in names if name in arena.offsets]
+        return [(arena.offsets[n], arena.offsets[n] + value_bytes(graph.values[n], SIZES)) for n in held]
+
+    for group in groups:
+        assert len(group) <= streams
+        for a, b in ((a, b) for a in group for b in group if a is not b):
+            touched = spans((*b.inputs, *b.outputs))
+            assert not [1 for lo, hi in spans(a.outputs) for low, high in touched if lo < high and low < hi]
+    return groups
+
+
+@settings(max_examples=150, deadline=None)
+@given(graph=graphs(), streams=st.integers(2, 5))
+def test_concurrent_nodes_of_random_graphs_keep_apart(graph, streams):
+    check_concurrent(graph, streams)
+
+
+def test_concurrent_nodes_of_a_decoder():
+    graph = plan_of(LLAMA, fold_constants="on").graph
+    for streams, most in ((2, 2), (4, 3)):
+        groups = check_concurrent(graph, streams)
+        assert max(map(len, groups)) == most
+    ops = [tuple(node.op for node in group) for group in groups]
+    assert ("linear", "linear", "linear") in ops
+    assert ("rope", "rope") in ops
+    assert ("silu", "linear") in ops
+    assert len(concurrent(graph.nodes, 1)) == len(graph.nodes)
 
 
 def test_a_residual_that_feeds_its_own_projection_is_not_overwritten():

@@ -9,7 +9,8 @@ class DeviceCaps:
 
     A backend states what it can do here, never whether it should be used. `regions` are the fused regions it has
     kernels for; `head_dim_multiple` is the divisor of the head size which the fused projection needs.
-    Rates are measured (`fuseboard doctor`) and zero when nobody measured them yet.
+    `features` are the switches of running a step that it can honour; `cores` are the processors that threads can be
+    bound to, best first. Rates are measured (`fuseboard doctor`) and zero when nobody measured them yet.
     """
 
     backend: str
@@ -22,6 +23,9 @@ class DeviceCaps:
     graph_modes: tuple[str, ...]
     panel_rows: int = 16
     head_dim_multiple: int = 16
+    features: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
+    memory_nodes: int = 1
     memory_bytes: int = 0
     read_bytes_per_s: float = 0.0
     flops_per_s: float = 0.0

@@ -22,6 +22,7 @@ from fuseboard.plan.passes.fuse import fusions
 from fuseboard.plan.passes.precision import assign_precision
 from fuseboard.plan.plan import ExecutionPlan, StepShape
 from fuseboard.plan.policy import CacheGroup, KvPolicy, SchedulePolicy
+from fuseboard.plan.running import run_policy
 from fuseboard.plan.switches import resolve
 
 DEFAULT_MODEL_LEN = 4096
@@ -97,6 +98,7 @@ def build_plan(
         buckets=_buckets(ctx, schedule),
         reuse_memory=switches["memory_reuse"] == "on",
         captured=_captured(ctx),
+        run=run_policy(ctx, graph),
         memory={},
         nodes_built=len(built.nodes),
         decisions=tuple(ctx.decisions),
@@ -245,7 +247,7 @@ def component_bytes(plan: ExecutionPlan, workspace: Workspace) -> dict[str, int]
         "weights": sum(value_bytes(v, shape.sizes) for v in values if v.kind == "weight"),
         "constants": sum(value_bytes(v, shape.sizes) for v in values if v.kind == "constant"),
         "kv": plan.kv.bytes,
-        "arena": plan_arena(graph, graph.nodes, shape.sizes, reuse=plan.reuse_memory).bytes,
+        "arena": plan_arena(graph, graph.nodes, shape.sizes, reuse=plan.reuse_memory, streams=plan.run.streams).bytes,
         "workspace": workspace_bytes(plan, shape, workspace),
     }
 

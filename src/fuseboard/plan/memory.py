@@ -7,6 +7,7 @@ from fuseboard.formats.panels import packed_bytes
 from fuseboard.formats.weights import ACT_FORMATS, act_format
 from fuseboard.graph.ir import Graph, Node, Value, elements
 from fuseboard.graph.ops import OPS, Sizes
+from fuseboard.plan.streams import concurrent
 
 ALIGN = 64
 ACT_COLUMNS = 128
@@ -64,14 +65,15 @@ class Arena:
     unshared_bytes: int
 
 
-def plan_arena(graph: Graph, nodes: Sequence[Node], sizes: Sizes, *, reuse: bool) -> Arena:
+def plan_arena(graph: Graph, nodes: Sequence[Node], sizes: Sizes, *, reuse: bool, streams: int = 1) -> Arena:
     """Places the values that `nodes` make and exchange.
 
     With `reuse` values share memory when their lifetimes do not overlap, larger ones placed first at the lowest free
-    offset; an elementwise node takes over the memory of an input that nobody reads afterwards. Results live to the
-    end of the step. Without it every value has its own memory.
+    offset; an elementwise node takes over the memory of an input that nobody reads afterwards. Nodes that may run at
+    the same time are one moment. Results live to the end of the step. Without it every value has its own memory.
     """
-    lives = _lifetimes(graph, nodes)
+    groups = concurrent(nodes, streams)
+    lives = _lifetimes(graph, groups)
     size = {name: value_bytes(graph.values[name], sizes) for name in lives}
     total = sum(size.values())
     if not reuse:
@@ -79,7 +81,7 @@ def plan_arena(graph: Graph, nodes: Sequence[Node], sizes: Sizes, *, reuse: bool
         for name in lives:
             offsets[name], at = at, at + size[name]
         return Arena(offsets=offsets, bytes=total, unshared_bytes=total)
-    owner = _take_over(graph, nodes, lives, size)
+    owner = _take_over(graph, groups, lives, size)
     spans: dict[str, tuple[int, int]] = {}
     for name, (first, last) in lives.items():
         root = owner.get(name, name)
@@ -90,27 +92,29 @@ def plan_arena(graph: Graph, nodes: Sequence[Node], sizes: Sizes, *, reuse: bool
     return Arena(offsets={n: placed[owner.get(n, n)] for n in lives}, bytes=used, unshared_bytes=total)
 
 
-def _lifetimes(graph: Graph, nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
-    """First and last node index of every temporary, in order of appearance."""
+def _lifetimes(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[str, tuple[int, int]]:
+    """First and last group of every temporary, in order of appearance."""
     lives: dict[str, tuple[int, int]] = {}
-    for index, node in enumerate(nodes):
-        for name in (*node.inputs, *node.outputs):
+    for index, group in enumerate(groups):
+        for name in (name for node in group for name in (*node.inputs, *node.outputs)):
             if graph.values[name].kind == "temp":
                 lives[name] = (lives[name][0] if name in lives else index, index)
     for name in graph.outputs:
         if name in lives:
-            lives[name] = (lives[name][0], len(nodes))
+            lives[name] = (lives[name][0], len(groups))
     return lives
 
 
 def _take_over(
-    graph: Graph, nodes: Sequence[Node], lives: Mapping[str, tuple[int, int]], size: Mapping[str, int]
+    graph: Graph, groups: Sequence[Sequence[Node]], lives: Mapping[str, tuple[int, int]], size: Mapping[str, int]
 ) -> dict[str, str]:
     """Values that live in the memory of another: output -> the first owner of that memory."""
     owner: dict[str, str] = {}
-    for index, node in enumerate(nodes):
+    for index, node in ((index, node) for index, group in enumerate(groups) for node in group):
         source = _inplace_source(node)
         if source is None or source not in lives or lives[source][1] != index:
+            continue
+        if sum(source in other.inputs for other in groups[index]) > 1:
             continue
         (output, *_) = node.outputs
         if size[source] == size[output] and source not in graph.outputs:

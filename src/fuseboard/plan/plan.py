@@ -11,7 +11,7 @@ from fuseboard.core.device import DeviceCaps
 from fuseboard.graph.ir import Graph, Node
 from fuseboard.models.spec import ModelSpec
 from fuseboard.plan.context import Decision, Rewrite
-from fuseboard.plan.policy import KvPolicy, SchedulePolicy
+from fuseboard.plan.policy import KvPolicy, RunPolicy, SchedulePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class ExecutionPlan:
     buckets: tuple[int, ...]
     reuse_memory: bool
     captured: bool
+    run: RunPolicy
     memory: Mapping[str, int]
     nodes_built: int
     decisions: tuple[Decision, ...]
@@ -75,6 +76,7 @@ class ExecutionPlan:
             "buckets": list(self.buckets),
             "reuse_memory": self.reuse_memory,
             "captured": self.captured,
+            "run": asdict(self.run),
             "memory": dict(self.memory),
             "nodes": {"built": self.nodes_built, "planned": len(self.graph.nodes)},
             "decisions": [asdict(d) for d in self.decisions],

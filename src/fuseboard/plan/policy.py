@@ -1,4 +1,4 @@
-"""What the plan tells the scheduler and the cache manager: plain data, no switch names."""
+"""What the plan tells the scheduler, the cache manager and the executable: plain data, no switch names."""
 
 from dataclasses import dataclass
 
@@ -58,3 +58,16 @@ class SchedulePolicy:
     max_step_tokens: int
     max_num_seqs: int
     max_model_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPolicy:
+    """How the device runs a step.
+
+    With `pinned` every thread stays on a processor of its own. `streams` is the most neighbouring nodes that run at
+    the same time. With `prefetch_weights` threads that wait pull in the weights that come next.
+    """
+
+    pinned: bool = False
+    streams: int = 1
+    prefetch_weights: bool = False

@@ -6,7 +6,7 @@ from typing import Any
 from fuseboard import _native
 from fuseboard.backends.cpu.ceilings import cached_ceilings
 from fuseboard.backends.cpu.executable import CpuExecutable
-from fuseboard.backends.cpu.topology import free_memory, usable_threads
+from fuseboard.backends.cpu.topology import free_memory, memory_nodes, pinning_order, usable_threads
 from fuseboard.core.device import DeviceCaps
 from fuseboard.core.errors import PlanError
 from fuseboard.core.weights import WeightSource
@@ -17,6 +17,7 @@ from fuseboard.graph.ops import Sizes
 from fuseboard.plan.memory import act_buffer
 from fuseboard.plan.plan import ExecutionPlan
 
+FEATURES = ("affinity", "streams", "weight_prefetch")
 REGIONS = ("norm_qkv_rope", "swiglu", "residual", "lm_head")
 PROFILE = {
     "weights": "native",
@@ -64,6 +65,9 @@ class CpuBackend:
             regions=REGIONS,
             attention=("naive", "blockwise"),
             graph_modes=("eager", "captured"),
+            features=FEATURES,
+            cores=pinning_order(),
+            memory_nodes=len(memory_nodes()),
             memory_bytes=free_memory(),
             read_bytes_per_s=ceilings.read_bytes_per_s if ceilings else 0.0,
             flops_per_s=ceilings.flops_per_s if ceilings else 0.0,

@@ -53,7 +53,9 @@ class CpuExecutable:
         self._arena_memory = _native.Region(max(plan.memory["arena"], 64), huge=True, name="fuseboard arena")
         self._workspace = _native.Region(max(plan.memory["workspace"], 64), huge=True, name="fuseboard workspace")
         self._kept, self._pools = self._make_pools()
-        self._team = _native.Team(plan.caps.threads)
+        self._team = _native.Team(
+            plan.caps.threads, cpus=plan.caps.cores[: plan.caps.threads] if plan.run.pinned else ()
+        )
         self._step = _native.Step()
         self._bound: StepBatch | None = None
         self._prepared: dict[StepShape, PreparedStep] = {}
@@ -86,9 +88,7 @@ class CpuExecutable:
     def _bind(self, batch: StepBatch) -> None:
         """Tells the kernels where the step's metadata is; the scheduler reuses its buffers, so this is rare."""
         last = self._bound
-        if last is None or any(
-            a is not b for a, b in zip(_arrays(batch), _arrays(last), strict=True)
-        ):
+        if last is None or any(a is not b for a, b in zip(_arrays(batch), _arrays(last), strict=True)):
             self._step.bind(
                 token_ids=batch.token_ids_T,
                 positions=batch.positions_T,
@@ -119,12 +119,10 @@ class CpuExecutable:
     def _build(self, shape: StepShape) -> PreparedStep:
         plan = self.plan
         graph = plan.graph_for(shape)
-        arena = plan_arena(graph, graph.nodes, shape.sizes, reuse=plan.reuse_memory)
+        arena = plan_arena(graph, graph.nodes, shape.sizes, reuse=plan.reuse_memory, streams=plan.run.streams)
         memory = self._memory_for(self._arena_memory, arena.bytes, "fuseboard arena")
         workspace = self._memory_for(self._workspace, self._workspace_bytes(shape), "fuseboard workspace")
-        at = Addresses(
-            arena=memory.address, workspace=workspace.address, tensors=self._tensors, pools=self._pools
-        )
+        at = Addresses(arena=memory.address, workspace=workspace.address, tensors=self._tensors, pools=self._pools)
         lowered = lower(plan, shape, arena, at)
         lowered.program.profile(self._profiling)
 
@@ -252,7 +250,11 @@ def _place_tensors(plan: ExecutionPlan, packed: PackedFile) -> tuple[_native.Reg
     values: dict[str, Any] = {}
     for node in plan.graph.once:
         inputs = [values[n] if n in values else packed.vector(n) for n in node.inputs]
-        results = [_rope_table(node, plan.caps.isa)] if node.op == "rope_angles" else OPS[node.op].reference(inputs, node.attrs)
+        results = (
+            [_rope_table(node, plan.caps.isa)]
+            if node.op == "rope_angles"
+            else OPS[node.op].reference(inputs, node.attrs)
+        )
         values.update(zip(node.outputs, results, strict=True))
     memory = _native.Region(max(sum(align(v.nbytes) for v in values.values()), 64), name="fuseboard constants")
     at = 0
@@ -269,9 +271,7 @@ def _rope_table(node: Node, isa: str) -> NDArray[np.float32]:
     table = np.empty((length, dim), np.float32)
     positions, none = np.arange(length, dtype=np.int32), np.zeros(1, np.int32)
     program, step = _native.Program(isa=isa), _native.Step()  # type: ignore[arg-type]
-    program.add_rope_angles(
-        node.name, inv_freq=frequencies.ctypes.data, factor=factor, out=table.ctypes.data, dim=dim
-    )
+    program.add_rope_angles(node.name, inv_freq=frequencies.ctypes.data, factor=factor, out=table.ctypes.data, dim=dim)
     step.bind(
         token_ids=positions,
         positions=positions,

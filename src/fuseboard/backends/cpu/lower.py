@@ -19,6 +19,7 @@ from fuseboard.graph.ir import Dim, Graph, Node, elements
 from fuseboard.graph.rope import inverse_frequencies
 from fuseboard.plan.memory import Arena, act_buffer
 from fuseboard.plan.plan import ExecutionPlan, StepShape
+from fuseboard.plan.streams import concurrent
 
 AXES: dict[str, _native.Axis] = {"T": "tokens", "S": "seqs", "R": "rows"}
 
@@ -45,10 +46,17 @@ class Lowered:
 def lower(plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses) -> Lowered:
     """The program of a step of that shape."""
     lowering = _Lowering(plan, shape, arena, at)
-    for node in lowering.graph.nodes:
-        begin = len(lowering.program)
-        getattr(lowering, f"_{node.region or node.op}")(node)
-        lowering.lowered.ranges.append((begin, len(lowering.program)))
+    program = lowering.program
+    for group in concurrent(lowering.graph.nodes, plan.run.streams):
+        first = len(program)
+        for node in group:
+            begin = len(program)
+            getattr(lowering, f"_{node.region or node.op}")(node)
+            lowering.lowered.ranges.append((begin, len(program)))
+        if len(group) > 1:
+            program.join(first, len(program))
+    if plan.run.prefetch_weights:
+        program.prefetch_weights()
     return lowering.lowered
 
 
@@ -224,9 +232,7 @@ class _Lowering:
     def _kv_write(self, node: Node) -> None:
         k, v, state, _ = node.inputs
         n, pool = self._columns(k), self._pool(state)
-        self.program.add_kv_write(
-            node.name, k=self._address(k), ldk=n, v=self._address(v), ldv=n, pool=pool
-        )
+        self.program.add_kv_write(node.name, k=self._address(k), ldk=n, v=self._address(v), ldv=n, pool=pool)
 
     def _pool(self, state: str) -> _native.KvPool:
         return self.at.pools[int(state.partition("@")[0].partition(".")[2])]

@@ -13,6 +13,39 @@ def usable_threads() -> int:
     return max(1, min(allowed, _cgroup_cpus() or allowed))
 
 
+def pinning_order(root: Path = Path("/sys/devices/system")) -> tuple[int, ...]:
+    """The CPUs this process may run on, in the order in which threads are bound to them.
+
+    One of each core first; within that the memory node with most usable CPUs first, so that a small team stays on one.
+    `root` is where the system describes its devices.
+    """
+    allowed = os.sched_getaffinity(0)
+    nodes = sorted((node & allowed for node in memory_nodes(root)), key=len, reverse=True)
+
+    def place(cpu: int) -> tuple[int, int, int]:
+        core = _cpu_list(root / f"cpu/cpu{cpu}/topology/thread_siblings_list") & allowed
+        node = next((i for i, node in enumerate(nodes) if cpu in node), len(nodes))
+        return sum(sibling < cpu for sibling in core), node, cpu
+
+    return tuple(sorted(allowed, key=place))
+
+
+def memory_nodes(root: Path = Path("/sys/devices/system")) -> list[set[int]]:
+    """The CPUs of every memory node that has some."""
+    found = (_cpu_list(path) for path in sorted(root.glob("node/node[0-9]*/cpulist")))
+    return [cpus for cpus in found if cpus] or [os.sched_getaffinity(0)]
+
+
+def _cpu_list(path: Path) -> set[int]:
+    """CPUs of a file like "0-3,8"; none where the system does not say."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return set()
+    spans = [part.partition("-") for part in text.split(",") if part]
+    return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
+
+
 def _cgroup_cpus() -> int | None:
     """Whole CPUs of the quota of control groups v2 (`cpu.max` is "quota period" or "max period")."""
     try:
