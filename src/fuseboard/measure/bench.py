@@ -8,7 +8,7 @@ from typing import Any
 
 from fuseboard.core.errors import UserError
 from fuseboard.execute.options import ServingOptions
-from fuseboard.measure import experiment, machine, metrics, workload
+from fuseboard.measure import experiment, machine, metrics, setup, workload
 from fuseboard.measure.arrivals import paced
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import BenchOptions
@@ -30,10 +30,10 @@ def _some(value: float | None) -> tuple[float, ...]:
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Measure in a fresh process, print the table, write the JSON file; the result. UserError when nothing ran."""
-    bare = replace(experiment.bare_args(options), backend=options.backend, revision=options.revision)
+    bare = replace(setup.bare_args(options), backend=options.backend, revision=options.revision)
     subject = load_subject(bare)
     work = make_workload(options, subject)
-    engine = experiment.fitted(with_preset(bare, options, subject), work, subject)
+    engine = setup.fitted(with_preset(bare, options, subject), work, subject)
     spec = LaunchSpec(arm="bench", block=0, position=0, engine=engine, workload=work, code_digest=machine.code_digest())
     with experiment.measuring_lock():
         done = launch(spec, timeout_s=options.timeout)
@@ -62,6 +62,8 @@ def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
         from fuseboard.measure import traces
 
         loaded = traces.load(options.trace, max_len=options.max_model_len or subject.model.spec.max_position)
+        for note in loaded.notes:
+            print(note)
         closed = options.concurrency if options.time_scale == 0 else None
         return traces.workload(
             loaded, prompts, count=options.num_prompts, seed=options.seed, time_scale=options.time_scale, closed=closed

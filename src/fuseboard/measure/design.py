@@ -42,14 +42,14 @@ class Design:
     quality_arms: tuple[str, ...]
 
 
-class _Builder:
+class Builder:
     """Collects arms, one for each distinct setting, and comparisons."""
 
-    def __init__(self, fixed: Settings) -> None:
+    def __init__(self, fixed: Settings, baseline: Settings | None = None) -> None:
         self._fixed = fixed
         self._arms: dict[str, Settings] = {}
         self.comparisons: list[ComparisonRecord] = []
-        self.add(BASELINE, {})
+        self.add(BASELINE, baseline or {})
         self._arms[SAME] = self._arms[BASELINE]
         self.compare("A/A", "aa", (), SAME, BASELINE)
 
@@ -63,9 +63,27 @@ class _Builder:
         self._arms[name] = settings
         return name
 
-    def compare(self, name: str, kind: str, switches: Sequence[str], treatment: str, reference: str) -> None:
+    def compare(
+        self,
+        name: str,
+        kind: str,
+        switches: Sequence[str],
+        treatment: str,
+        reference: str,
+        *,
+        claim: float | None = None,
+        claim_note: str = "",
+    ) -> None:
         self.comparisons.append(
-            ComparisonRecord(name=name, kind=kind, switches=tuple(switches), treatment=treatment, reference=reference)
+            ComparisonRecord(
+                name=name,
+                kind=kind,
+                switches=tuple(switches),
+                treatment=treatment,
+                reference=reference,
+                claim=claim,
+                claim_note=claim_note,
+            )
         )
 
     def compare_sum(self, name: str, kind: str, switches: Sequence[str], terms: Sequence[TermRecord]) -> None:
@@ -175,7 +193,7 @@ def make(
     rows that are studied one by one, `refused` says why rows have no effect on this model.
     """
     refused = refused or {}
-    builder = _Builder(fixed)
+    builder = Builder(fixed)
     studied = [name for name in BY_NAME if name not in fixed and (not only or name in only)]
     target = target_settings(profile=profile, on=on, fixed=fixed, only=only)
     for kind in ("ladder", "alone", "without"):
@@ -213,7 +231,7 @@ def _quick_groups(names: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [(title, members) for title, members in groups if members]
 
 
-def _ladder(builder: _Builder, groups: Sequence[tuple[str, Sequence[str]]], target: Settings) -> None:
+def _ladder(builder: Builder, groups: Sequence[tuple[str, Sequence[str]]], target: Settings) -> None:
     reached: Settings = {}
     below = BASELINE
     for i, (title, members) in enumerate(groups):
@@ -223,7 +241,7 @@ def _ladder(builder: _Builder, groups: Sequence[tuple[str, Sequence[str]]], targ
         below = arm
 
 
-def _alone(builder: _Builder, name: str, on: Settings) -> None:
+def _alone(builder: Builder, name: str, on: Settings) -> None:
     needs = with_needs(switch(name))
     base = builder.add(f"needs of {name}", needs) if needs else BASELINE
     label = _label(name, on)
@@ -231,14 +249,14 @@ def _alone(builder: _Builder, name: str, on: Settings) -> None:
     builder.compare(label, "alone", (name,), arm, base)
 
 
-def _without(builder: _Builder, name: str, target: Settings, full: str) -> None:
+def _without(builder: Builder, name: str, target: Settings, full: str) -> None:
     group = [name, *(d for d in dependents(name) if d in target)]
     arm = builder.add(f"without {name}", {k: v for k, v in target.items() if k not in group})
     label = name if len(group) == 1 else f"{name} with {', '.join(group[1:])}"
     builder.compare(label, "without", group, full, arm)
 
 
-def _pairs(builder: _Builder, names: Sequence[str], on: Settings) -> None:
+def _pairs(builder: Builder, names: Sequence[str], on: Settings) -> None:
     """Two by two: what both bring together beyond what each brings alone, on top of what either needs."""
     pairs = [
         (a, b)
@@ -261,7 +279,7 @@ def _pairs(builder: _Builder, names: Sequence[str], on: Settings) -> None:
 
 
 def _orders(
-    builder: _Builder, units: Sequence[tuple[str, Sequence[str]]], target: Settings, count: int, seed: int
+    builder: Builder, units: Sequence[tuple[str, Sequence[str]]], target: Settings, count: int, seed: int
 ) -> None:
     """Ladders in several orders; a unit's worth is the mean of its steps, so that all of them add up to the total."""
     members = dict(units)

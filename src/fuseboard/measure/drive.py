@@ -143,10 +143,11 @@ def run_cell(engine: Engine, submit: Submit, cell: Cell, *, deadline_ns: int | N
 
 def step_sums(steps: Iterable[Any]) -> tuple[StepSums, StepSums]:
     """Sums over a step log: of the steps in which all sequences decode, and of the others."""
-    totals = {kind: dict.fromkeys(("steps", "tokens", "seqs", *PHASES), 0) for kind in (True, False)}
+    totals = {kind: dict.fromkeys(("steps", "tokens", "seqs", "most_seqs", *PHASES), 0) for kind in (True, False)}
     for step in steps:
         into = totals[bool(step.is_decode)]
         into["steps"] += 1
+        into["most_seqs"] = max(into["most_seqs"], step.seqs)
         for name in ("tokens", "seqs", *PHASES):
             into[name] += getattr(step, name)
     return StepSums(**totals[True]), StepSums(**totals[False])

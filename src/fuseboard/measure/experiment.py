@@ -4,25 +4,24 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fuseboard.backends.registry import get_backend
 from fuseboard.core.env import cache_dir
-from fuseboard.core.errors import DoesNotFitError, PlanError, UserError
-from fuseboard.execute.options import EngineOptions
+from fuseboard.core.errors import UserError
 from fuseboard.load.atomic import process_lock
 from fuseboard.measure import budget as budgets
 from fuseboard.measure import design as designs
-from fuseboard.measure import machine, record, workload
+from fuseboard.measure import machine, record, setup, workload
 from fuseboard.measure.analysis import matching
 from fuseboard.measure.ceilings import ensure_ceilings
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import AblateOptions
-from fuseboard.measure.record import ArmRecord, DesignRecord, Line, QualityRecord
-from fuseboard.measure.subject import EngineArgs, Subject, load_subject
+from fuseboard.measure.record import DesignRecord, Line, QualityRecord
+from fuseboard.measure.subject import EngineArgs, load_subject
 from fuseboard.plan.switches import parse_settings, switch
 
 if TYPE_CHECKING:
@@ -95,34 +94,36 @@ def run(options: AblateOptions, *, report: Report | None = None) -> Path:
 
 def prepare(options: AblateOptions) -> Experiment:
     """Design, workload and places in order; UserError for options that make no sense."""
-    parts = designs.parse_parts(options.design)
-    quick = list(parts) == ["quick"]
     if options.budget:
         budgets.seconds(options.budget)
-    bare = bare_args(options)
+    bare = setup.bare_args(options)
     subject = load_subject(bare)
-    made, notes = _design(options, parts, subject)
-    work, more_notes = _workload(options, subject, quick)
+    study = setup.chosen_study(options)
+    title = options.design if options.design != "auto" else study.name if study else "quick"
+    made, notes = setup.make_design(options, subject, study, title)
+    quick = title == "quick"
+    work, more_notes = setup.make_workload(options, subject, quick)
     held = {name: value for name, value in parse_settings(list(options.set)).items() if value != switch(name).off}
-    engine = fitted(replace(bare, switches=held), work, subject)
+    engine = setup.make_engine(replace(bare, switches=held), work, subject, options)
     blocks = options.blocks or (budgets.LEAST_BLOCKS if options.budget else 3 if quick else 5)
     if blocks < 2:
         raise UserError("--blocks must be at least 2: one block says nothing about its own noise.")
     design = DesignRecord(
         model=options.model,
-        design=options.design,
+        design=title,
         blocks=blocks,
         seed=options.seed,
-        arms=planned(made.arms, subject, engine),
+        arms=setup.planned(made.arms, subject, engine),
         comparisons=made.comparisons,
         quality_arms=made.quality_arms if options.quality else (),
-        workload=describe(work),
+        workload=setup.describe(work),
         workload_digest=work.digest,
         code_digest=machine.code_digest(),
         machine=machine.current(),
         created_unix=time.time(),
         equivalence_margin=options.margin,
         max_kl=options.max_kl,
+        source=study.name if study else "",
         notes=(*notes, *more_notes),
     )
     return with_places(Experiment(options=options, design=design, workload=work, engine=engine, places=()))
@@ -142,107 +143,6 @@ def with_places(experiment: Experiment) -> Experiment:
     order = designs.orders([arm.name for arm in experiment.design.arms], of, options.seed)[:blocks]
     places = tuple(Place(block=b, position=i, arm=arm) for b, arms in enumerate(order) for i, arm in enumerate(arms))
     return replace(experiment, places=places)
-
-
-def _design(
-    options: AblateOptions, parts: Mapping[str, int], subject: Subject
-) -> tuple[designs.Design, tuple[str, ...]]:
-    """The arms and comparisons, and what has to be said of them."""
-    profile = dict(subject.profile) | parse_settings(list(options.on))
-    on = designs.on_values(profile)
-    for name in options.only:
-        switch(name)
-    fixed = parse_settings(list(options.set))
-    target = designs.target_settings(profile=profile, on=on, fixed=fixed, only=options.only)
-    refused = refusals(subject, bare_args(options), target, on, fixed)
-    made = designs.make(
-        parts, profile=profile, on=on, fixed=fixed, only=options.only, refused=refused, seed=options.seed
-    )
-    grouped = not {"ladder", "alone", "without"} & parts.keys()
-    return made, tuple(f"{n} is left out: {why}" for n, why in refused.items() if n in target and grouped)
-
-
-def refusals(
-    subject: Subject, bare: EngineArgs, target: Mapping[str, str], on: Mapping[str, str], fixed: Mapping[str, str]
-) -> dict[str, str]:
-    """Why switches cannot take effect on this model, beside the settings they are studied with."""
-    found: dict[str, str] = {}
-    for name, value in on.items():
-        if name in fixed:
-            continue
-        held = {k: v for k, v in target.items() if k != name} if name in target else designs.with_needs(switch(name))
-        try:
-            subject.plan(replace(bare, preset=held, switches={**fixed, name: value}))
-        except DoesNotFitError:
-            continue
-        except PlanError as error:
-            found[name] = str(error)
-    return found
-
-
-def bare_args(options: EngineOptions) -> EngineArgs:
-    """The options as they were given, with every switch off."""
-    return EngineArgs(
-        model=options.model,
-        switches={},
-        threads=options.threads,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        kv_memory=options.kv_bytes,
-        load_format=options.load_format,
-    )
-
-
-def fitted(args: EngineArgs, work: workload.Workload, subject: Subject) -> EngineArgs:
-    """The arguments with limits that were not given filled in: what the workload needs, and one KV size for all."""
-    longest = args.max_model_len or min(-(-work.max_len // 64) * 64, subject.model.spec.max_position)
-    args = replace(args, max_model_len=longest, max_num_seqs=args.max_num_seqs or work.max_concurrency)
-    return args if args.kv_memory else replace(args, kv_memory=subject.plan(args).memory["kv"])
-
-
-def planned(arms: Sequence[ArmRecord], subject: Subject, engine: EngineArgs) -> tuple[ArmRecord, ...]:
-    """The arms with the digests of their plans; an arm that has no plan keeps none, and its launches say why."""
-
-    def digest(arm: ArmRecord) -> str:
-        try:
-            return subject.plan(replace(engine, preset=arm.switches)).digest
-        except PlanError:
-            return ""
-
-    return tuple(replace(arm, plan_digest=digest(arm)) for arm in arms)
-
-
-def _workload(options: AblateOptions, subject: Subject, quick: bool) -> tuple[workload.Workload, tuple[str, ...]]:
-    prompts = prompts_for(subject, options.seed)
-    name = ("quick" if quick else "full") if options.workload == "auto" else options.workload
-    if name in ("quick", "full"):
-        return (workload.quick if name == "quick" else workload.full)(prompts, options.seed), ()
-    from fuseboard.measure import traces
-
-    limit = options.max_model_len or subject.model.spec.max_position
-    loaded = traces.load(Path(name), max_len=limit)
-    return traces.workload(loaded, prompts, seed=options.seed), tuple(loaded.notes)
-
-
-def prompts_for(subject: Subject, seed: int) -> workload.Prompts:
-    """Prompts in the model's own tokens."""
-    return workload.Prompts(subject.model.tokenizer, seed=seed)
-
-
-def describe(work: workload.Workload) -> str:
-    """One sentence on what a launch runs."""
-    cells = []
-    for cell in work.cells:
-        lengths = [len(r.token_ids) for r in cell.requests]
-        outs = [r.n_out for r in cell.requests]
-        pace = f"{cell.concurrency} at a time" if cell.concurrency else "as they arrive"
-        cells.append(f"{cell.name}: {len(lengths)} requests, {_span(lengths)} tokens in, {_span(outs)} out, {pace}")
-    return "; ".join(cells)
-
-
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 @contextlib.contextmanager

@@ -130,6 +130,11 @@ def max_in_flight(cell: CellRecord) -> int:
     return most
 
 
+def concurrency(cell: CellRecord) -> float | None:
+    """Sequences in a decode step, mean over the steps."""
+    return cell.decode.seqs / cell.decode.steps if cell.decode.steps else None
+
+
 def goodput(
     cell: CellRecord, *, ttft: float | None = None, tpot: float | None = None, e2e: float | None = None
 ) -> float | None:
@@ -167,6 +172,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(key="decode", label="decode throughput", unit="tok/s", lower=False, of=decode_throughput),
     Metric(key="prefill", label="prefill throughput", unit="tok/s", lower=False, of=prefill_throughput),
     Metric(key="throughput", label="output throughput", unit="tok/s", lower=False, of=output_throughput),
+    Metric(key="concurrency", label="sequences a decode step, mean", unit="seqs", lower=False, of=concurrency),
 )
 BY_KEY = {metric.key: metric for metric in METRICS}
 PRIMARY = "duration"

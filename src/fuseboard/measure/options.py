@@ -17,8 +17,9 @@ class AblateOptions(EngineOptions):
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/ablate")
     """Folder of the records and the report; a run that was stopped goes on from the records it finds there."""
-    design: Annotated[str, arg(metavar="DESIGN")] = "quick"
-    """quick (a ladder of six groups), or alone, ladder, without, pairs, orders[:N], joined by '+'."""
+    design: Annotated[str, arg(metavar="DESIGN")] = "auto"
+    """quick (a ladder of six groups), or alone, ladder, without, pairs, orders[:N], joined by '+'; auto is quick, or
+    the ladder of the report that the workload names."""
     blocks: Annotated[int | None, arg(metavar="N")] = None
     """Repetitions of every arm, each in a fresh process; 3 for quick, else 5."""
     budget: Annotated[str | None, arg(metavar="TIME")] = None
@@ -30,7 +31,9 @@ class AblateOptions(EngineOptions):
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """A switch that is held at this value in every arm."""
     workload: Annotated[str, arg(metavar="NAME|FILE")] = "auto"
-    """auto (fits the design), quick, full, or a trace file."""
+    """auto (fits the design), quick, full, report-a or report-b (a published report's experiment), or a trace file."""
+    scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
+    """Factor on the lengths of report-a and report-b, to run them in limited time."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts and of the order of launches."""
     margin: Annotated[float, arg(metavar="SHARE")] = 0.02

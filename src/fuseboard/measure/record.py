@@ -71,7 +71,8 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSums:
-    """Sums over the steps of one kind (all-decode steps, or steps with a prompt in them)."""
+    """Sums over the steps of one kind (all-decode steps, or steps with a prompt in them); `most_seqs` is the largest
+    number of sequences in one of them."""
 
     steps: int = 0
     tokens: int = 0
@@ -81,6 +82,7 @@ class StepSums:
     execute_ns: int = 0
     sample_ns: int = 0
     detokenise_ns: int = 0
+    most_seqs: int = 0
 
     @property
     def total_ns(self) -> int:

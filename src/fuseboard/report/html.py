@@ -6,7 +6,7 @@ from typing import Any
 
 from fuseboard.measure.analysis import Analysis
 from fuseboard.measure.metrics import METRICS
-from fuseboard.report import plots, view
+from fuseboard.report import plots, profile_page, source, view
 
 
 def render(analysis: Analysis) -> str:
@@ -16,13 +16,14 @@ def render(analysis: Analysis) -> str:
 
 def page(template: str, context: dict[str, Any]) -> str:
     """A template of this folder with the common style, filled in."""
-    from jinja2 import Environment
+    from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = PackageLoader("fuseboard.report")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["slug"] = slug
     environment.filters["svg"] = Markup
-    return environment.from_string(_file(template)).render(style=Markup(_file("style.css")), **context)
+    return environment.get_template(template).render(style=Markup(_file("style.css")), **context)
 
 
 def _file(name: str) -> str:
@@ -45,7 +46,11 @@ def _context(analysis: Analysis) -> dict[str, Any]:
         "memory_plot": plots.memory(analysis, "memory"),
         "memory_rows": view.memory_rows(analysis),
         "quality_rows": view.quality_rows(analysis),
+        "source_columns": source.COLUMNS,
         "quality_columns": [label for _, label in view.QUALITY_COLUMNS],
+        "at_once": source.at_once(analysis) if design.source else [],
+        "source_sentences": source.sentences(analysis) if design.source else [],
+        "time": profile_page.context(analysis, slug),
         "counters": view.counter_rows(analysis),
         "method": view.method(analysis),
         "receipts": view.receipts(analysis),
@@ -60,6 +65,7 @@ def _cell(analysis: Analysis, cell: str) -> dict[str, Any]:
         "name": cell,
         "total": view.row(total, cell) if total else None,
         "changes": view.headline(analysis, cell),
+        "source": source.rows(analysis, cell),
         "noise": view.rows(analysis, "aa", cell),
         "tables": [(view.KIND_TITLES[k], rows) for k in kinds if (rows := view.rows(analysis, k, cell))],
         "ladder": plots.ladder(analysis, cell, f"ladder-{name}"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fuseboard.measure.analysis import Analysis
-from fuseboard.report import view
+from fuseboard.report import profile, profile_page, source, view
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,8 @@ def render(analysis: Analysis) -> str:
     parts = [f"# {design.model}: what each switch is worth", f"{design.workload}.", *_headlines(analysis)]
     if analysis.warnings:
         parts.append("\n".join(f"> **Note:** {warning}" for warning in analysis.warnings))
+    if analysis.design.source:
+        parts += _as_the_source(analysis)
     for cell in analysis.cells:
         for kind, title in view.KIND_TITLES.items():
             if kind != "total" and (rows := view.rows(analysis, kind, cell)):
@@ -28,6 +30,7 @@ def render(analysis: Analysis) -> str:
         parts += [f"## Latency ({cell})", table(("arm", "metric", "n", "mean", "P50", "P95", "P99"), latencies)]
         if any(row[-1].endswith("*") for row in latencies):
             parts.append("\\* a P99 of fewer than 100 requests is little more than their maximum.")
+    parts += _where_the_time_goes(analysis)
     if quality := view.quality_rows(analysis):
         columns = ("arm", *(label for _, label in view.QUALITY_COLUMNS))
         parts += ["## Answers against the all-off baseline in float32", table(columns, quality)]
@@ -37,6 +40,29 @@ def render(analysis: Analysis) -> str:
     parts += ["## How it was measured", "\n".join(f"- {sentence}" for sentence in view.method(analysis))]
     parts.append(table(("", ""), view.receipts(analysis)))
     return "\n\n".join(parts) + "\n"
+
+
+def _where_the_time_goes(analysis: Analysis) -> list[str]:
+    found: list[str] = []
+    for cell in analysis.cells:
+        for title, rows in profile_page.explained(analysis, cell):
+            found += [f"### {title} ({cell})", table(profile.EXPLAINED_COLUMNS, rows)]
+        for arm, profiled in profile_page.profiled(analysis, cell):
+            found += [f"### Wall time of {arm} ({cell})", table(profile.PHASE_COLUMNS, profile.phase_rows(profiled))]
+            for kind, rows in profile_page.operator_tables(profiled):
+                found += [f"### Operators of {arm}, {kind} step ({cell})", table(profile.OPERATOR_COLUMNS, rows)]
+    return ["## Where the time goes", *profile_page.sentences(analysis), *found] if found else []
+
+
+def _as_the_source(analysis: Analysis) -> list[str]:
+    found = [f"## As {analysis.design.source} tells it", *source.sentences(analysis)]
+    for cell in analysis.cells:
+        if rows := source.rows(analysis, cell):
+            found += [f"### {cell}", table(source.COLUMNS, rows)]
+    if at_once := source.at_once(analysis):
+        columns = ("cell", "arm", "most", "mean", "preemptions")
+        found += ["### Sequences at once in the same bytes of cache", table(columns, at_once)]
+    return found
 
 
 def _headlines(analysis: Analysis) -> list[str]:

@@ -110,8 +110,8 @@ def ladder(analysis: Analysis, cell: str, name: str) -> str:
             i, abs(before - after), left=min(before, after), height=0.56,
             color=TONES[view.tone(verdict)], alpha=0.35 if after < before else 0.9,
         )  # fmt: skip
-        _beside(axis, _step_label(finding, cell), max(before, after), i)
-    _beside(axis, f"{seconds[0]:.2f} s", seconds[0], 0)
+        beside(axis, _step_label(finding, cell), max(before, after), i)
+    beside(axis, f"{seconds[0]:.2f} s", seconds[0], 0)
     axis.set_yticks(range(len(arms)), [BASELINE, *(f.comparison.name for f in steps)])
     axis.invert_yaxis()
     axis.set_xlim(0, max(seconds) * 1.22)
@@ -119,7 +119,8 @@ def ladder(analysis: Analysis, cell: str, name: str) -> str:
     return svg(figure, f"Time after every step of the ladder, {cell}", name)
 
 
-def _beside(axis: Any, text: str, x: float, y: float) -> None:
+def beside(axis: Any, text: str, x: float, y: float) -> None:
+    """Text just right of the end of a bar."""
     axis.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center")
 
 
@@ -133,7 +134,8 @@ def _step_label(finding: Finding, cell: str) -> str:
 @styled
 def forest(analysis: Analysis, cell: str, name: str) -> str:
     """Gains with intervals: alone and in full where both were measured, else on the ladder; the A/A interval behind."""
-    kinds = [k for k in ("alone", "without") if analysis.of_kind(k)] or ["ladder"]
+    kinds = [k for k in ("alone", "without") if analysis.of_kind(k)]
+    kinds = kinds or ["ladder" if analysis.of_kind("ladder") else "shapley"]
     series = {k: {_label(f, k): g for f in analysis.of_kind(k) if (g := f.gain(cell))} for k in kinds}
     labels = list(dict.fromkeys(label for gains in series.values() for label in gains))
     if not labels:
@@ -142,7 +144,7 @@ def forest(analysis: Analysis, cell: str, name: str) -> str:
     _noise_band(analysis, cell, axis)
     axis.axvline(1, color=MUTED, linewidth=1)
     shift = {k: 0.17 * (2 * i - len(kinds) + 1) for i, k in enumerate(kinds)}
-    titles = {"alone": "alone", "without": "in full", "ladder": "on the ladder"}
+    titles = {"alone": "alone", "without": "in full", "ladder": "on the ladder", "shapley": "mean over orders"}
     for (kind, gains), marker, color in zip(series.items(), "os", (SERIES[0], SERIES[1]), strict=False):
         places = [labels.index(label) + shift[kind] for label in gains]
         _points(axis, list(gains.values()), places, marker, color, titles[kind])
@@ -155,7 +157,7 @@ def forest(analysis: Analysis, cell: str, name: str) -> str:
 
 
 def _label(finding: Finding, kind: str) -> str:
-    return finding.comparison.name if kind == "ladder" else finding.comparison.switches[0]
+    return finding.comparison.name if kind in ("ladder", "shapley") else finding.comparison.switches[0]
 
 
 def _points(axis: Any, gains: Sequence[Gain], places: Sequence[float], marker: str, color: str, label: str) -> None:
@@ -230,7 +232,7 @@ def memory(analysis: Analysis, name: str) -> str:
         axis.barh(range(len(bars)), width, left=left, color=color, height=0.6, label=component)
         left += width
     for i, total in enumerate(left):
-        _beside(axis, f"{total:,.0f} MB", float(total), i)
+        beside(axis, f"{total:,.0f} MB", float(total), i)
     axis.set_yticks(range(len(bars)), [label for label, _ in bars])
     axis.invert_yaxis()
     axis.set_xlim(0, left.max() * 1.18)

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from fuseboard.measure.analysis import Analysis, Finding, Gain
+from fuseboard.measure.explained import Explanation, explained
 from fuseboard.measure.metrics import METRICS
-from fuseboard.report import view
+from fuseboard.report import profile, view
 
 SUMMARY_SCHEMA = 1
 CSV_COLUMNS = (
@@ -39,7 +40,8 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
             }
             for arm in design.arms
         ],
-        "comparisons": [_comparison(finding) for finding in analysis.findings],
+        "comparisons": [_comparison(analysis, finding) for finding in analysis.findings],
+        "predictor": profile.predictor_sentence(analysis) or None,
         "quality": [
             {"arm": q.arm, "values": q.values, "standard_errors": q.errors, "tokens": q.tokens}
             for q in analysis.quality
@@ -48,12 +50,25 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _comparison(finding: Finding) -> dict[str, Any]:
+def _comparison(analysis: Analysis, finding: Finding) -> dict[str, Any]:
     return dataclasses.asdict(finding.comparison) | {
         "problem": finding.problem,
         "reason": finding.reason,
         "engaged": finding.engaged,
+        "weights": finding.comparison.weights,
         "gains": [_gain(gain) for gain in finding.gains],
+        "explained": [_explained(e) for cell in analysis.cells if (e := explained(analysis, finding, cell))],
+    }
+
+
+def _explained(found: Explanation) -> dict[str, Any]:
+    """The operators' part of a gain; `predictor_error` is the logarithm of the predicted over the measured ratio."""
+    return {
+        "cell": found.cell,
+        "operators_ratio": found.measured,
+        "predicted_ratio": found.predicted,
+        "predictor_error": found.error,
+        "changes": [dataclasses.asdict(change) for change in found.changes],
     }
 
 
@@ -68,6 +83,7 @@ def _gain(gain: Gain) -> dict[str, Any]:
         "high": view.ratio_of(gain.estimate.high),
         "p": gain.estimate.p,
         "adjusted_p": gain.adjusted_p,
+        "orders": [view.ratio_of(g) for g in gain.spread] if gain.spread else None,
         "smallest_detectable": None if gain.detectable != gain.detectable else view.ratio_of(gain.detectable),
     }
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fuseboard.measure.analysis import Analysis, Finding
+from fuseboard.measure.analysis import Analysis, Finding, Gain
 from fuseboard.measure.design import BASELINE, FULL
 from fuseboard.measure.metrics import BY_KEY, METRICS, PRIMARY, Metric, distribution, tpot_ms, ttft_ms
 from fuseboard.measure.record import QualityRecord
@@ -14,6 +14,9 @@ KIND_TITLES = {
     "ladder": "Ladder: each step on top of those before it",
     "alone": "Each switch alone, against all off and what it needs",
     "without": "Each switch in full: all on against all on without it",
+    "pair": "Pairs: what two switches bring together beyond the product of what each brings",
+    "shapley": "Worth of every step: the mean over ladders in several orders, with the range over the orders",
+    "choice": "Other values, in full",
     "aa": "A/A: two identical arms",
 }
 QUALITY_COLUMNS = (
@@ -99,11 +102,16 @@ def row(finding: Finding, cell: str, metric: str = PRIMARY) -> Row:
         verdict=verdict,
         tone=tone(verdict),
         ratio=times(gain.estimate.ratio) if gain and counted else "",
-        interval=interval(gain.estimate.low, gain.estimate.high) if gain and counted else "",
+        interval=_intervals(gain) if gain and counted else "",
         p=f"{gain.adjusted_p:.3f}" if gain and counted and gain.adjusted_p >= 0.001 else "<0.001" if counted else "",
         detectable=percent(gain.detectable) if gain and counted and metric == PRIMARY else "",
         engaged=engaged(finding),
     )
+
+
+def _intervals(gain: Gain) -> str:
+    found = interval(gain.estimate.low, gain.estimate.high)
+    return f"{found}; orders {interval(*gain.spread)}" if gain.spread else found
 
 
 def interval(low: float, high: float) -> str:
@@ -210,7 +218,7 @@ def counter_rows(analysis: Analysis) -> list[tuple[str, str, str]]:
     """Switch, comparison, and how far its counters moved there."""
     return [
         (name, f"{f.comparison.kind}: {f.comparison.name}", f"{moved:,}" if moved > 0 else "did not move")
-        for kind in ("ladder", "alone", "without")
+        for kind in ("ladder", "alone", "without", "pair", "shapley")
         for f in analysis.of_kind(kind)
         for name, moved in f.engaged.items()
     ]
