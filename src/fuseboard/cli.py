@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": "measure one configuration, or with --base-url any OpenAI-compatible server",
     "profile": "show where the time goes: phases, operators, and how far each is from the machine's limits",
     "ablate": "measure what every switch is worth, with evidence, and write a report",
+    "tune": "find the configuration for a workload under limits on latency and memory",
     "compare": "say what changed between two measurements, of whatever tool, and what that did",
     "doctor": "show what this machine offers, measured",
 }
@@ -187,6 +188,21 @@ def _profile(arguments: list[str]) -> None:
         print(f"The timeline: {options.trace}")
 
 
+def _tune(arguments: list[str]) -> None:
+    from fuseboard.measure import tune
+    from fuseboard.measure.tune_options import TuneOptions
+    from fuseboard.report.tune import failure, print_tuning, write_summary
+
+    options: TuneOptions = _parse(TuneOptions, "tune", arguments)
+    found = tune.run(options)
+    print_tuning(found)
+    if not options.dry_run:
+        write_summary(found)
+        if reason := failure(found):
+            raise UserError(reason)
+        print(f"The configuration: {options.write}")
+
+
 def _compare(arguments: list[str]) -> None:
     from fuseboard.load.atomic import write_atomic
     from fuseboard.measure import compare
@@ -232,6 +248,7 @@ _HANDLERS: dict[str, Callable[[list[str]], None]] = {
     "bench": _bench,
     "profile": _profile,
     "ablate": _ablate,
+    "tune": _tune,
     "compare": _compare,
     "doctor": _doctor,
 }

@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "FUSEBOARD_DEBUG": "poison and verify more",
 }
 
-COMMANDS = ("run", "plan", "bench", "profile", "ablate", "compare", "doctor")
+COMMANDS = ("run", "plan", "bench", "profile", "ablate", "tune", "compare", "doctor")
 """The command line, frozen: a new command is a decision, so it is written down here too."""
 
 FORBIDDEN = re.compile(
