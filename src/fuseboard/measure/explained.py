@@ -1,7 +1,6 @@
 """What a comparison gained, as the difference of two operator tables beside what the cost model predicted."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from fuseboard.measure.operators import CLASSES, add
 from fuseboard.measure.record import CellProfile, OperatorRecord, StepSums
 
 DISPATCH, HOST, IDLE = "dispatch", "host", "between steps"
+CHANGED = math.log(1.02)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +110,17 @@ def explain(before: CellProfile, after: CellProfile) -> Explanation | None:
 
 
 def explained(analysis: Analysis, finding: Finding, cell: str) -> Explanation | None:
-    """The explanation of a finding, where both of its arms were profiled."""
+    """The explanation of a finding of two arms, where both of them were profiled."""
     compared = finding.comparison
+    if compared.terms or compared.unavailable:
+        return None
     before, after = (analysis.profile_of(arm, cell) for arm in (compared.reference, compared.treatment))
     return explain(before, after) if before and after else None
 
 
-def predictor_error(explanations: Sequence[Explanation]) -> float | None:
-    """Median size of the predictor's error over comparisons, as a log ratio."""
-    errors = [abs(e.error) for e in explanations if e.error is not None]
-    return statistics.median(errors) if errors else None
+def predictor_errors(explanations: Sequence[Explanation]) -> list[float]:
+    """Sizes of the predictor's error, as log ratios, where operators changed or were said to: elsewhere it is easy."""
+    changed = (
+        e for e in explanations if max(abs(math.log(e.measured)), abs(math.log(e.predicted or 1.0))) > CHANGED
+    )
+    return [abs(e.error) for e in changed if e.error is not None]

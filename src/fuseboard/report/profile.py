@@ -1,11 +1,12 @@
 """Where the time goes, as tables: phases that add up to the wall time, operators beside limits, and what moved."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fuseboard.measure.analysis import Analysis
-from fuseboard.measure.explained import Explanation, explained, predictor_error
+from fuseboard.measure.explained import Explanation, explained, predictor_errors
 from fuseboard.measure.record import CellProfile, Machine, OperatorRecord, ProfileRecord, StepsProfile
 from fuseboard.report import view
 
@@ -131,7 +132,7 @@ def explained_rows(found: Sequence[tuple[str, Explanation]]) -> list[tuple[str, 
             view.times(e.measured),
             view.times(e.predicted) if e.predicted else "n/a",
             _percent(e.error),
-            f"{e.moved.name} ({_signed(e.moved.change_ns)} ms)",
+            f"{e.moved.name} ({_signed(e.moved.change_ns)} ms)" if e.moved.change_ns else "nothing",
         )
         for name, e in found
     ]
@@ -140,12 +141,12 @@ def explained_rows(found: Sequence[tuple[str, Explanation]]) -> list[tuple[str, 
 def predictor_sentence(analysis: Analysis) -> str:
     """How far the cost model was off over all explained comparisons, or an empty sentence."""
     found = [e for f in analysis.findings for cell in analysis.cells if (e := explained(analysis, f, cell))]
-    error = predictor_error(found)
-    if error is None:
+    errors = predictor_errors(found)
+    if not errors:
         return ""
     return (
-        f"The cost model's predictions of what the operators gain were off by {_percent(error).lstrip('+')} (median of "
-        f"{len(found)} comparisons)."
+        f"The cost model was off by {_percent(statistics.median(errors)).lstrip('+')} in what the operators gain (median "
+        f"of the {len(errors)} comparisons in which they gain or were said to)."
     )
 
 
@@ -167,7 +168,10 @@ def _signed(ns: float) -> str:
 
 
 def _percent(log_ratio: float | None) -> str:
-    return "n/a" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.0f} %"
+    if log_ratio is None:
+        return "n/a"
+    share = round(100 * math.expm1(log_ratio))
+    return f"{'+' if share > 0 else MINUS if share < 0 else ''}{abs(share)} %"
 
 
 def ceilings(machine: Machine) -> str:
@@ -185,8 +189,8 @@ def overhead(cell: CellProfile) -> str:
     if not cell.plain_ns:
         return ""
     return (
-        f"The same work took {_ms(cell.plain_ns)} ms without node timing, {_ms(cell.wall_ns - cell.instrument_ns)} ms with "
-        f"it, and {_ms(cell.instrument_ns)} ms more to read the node times."
+        f"The same work took {_ms(cell.plain_ns)} ms without node timing, {_ms(cell.wall_ns - cell.instrument_ns)} ms "
+        f"with it, and {_ms(cell.instrument_ns)} ms more to read the node times."
     )
 
 
