@@ -61,6 +61,32 @@ def test_a_slow_down_between_two_versions_is_found(tmp_path: Path) -> None:
     assert any("different times" in note for note in found.notes)
 
 
+def test_the_operator_that_moved_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def profiled(factor: float) -> list[Line]:
+        lines = slowed(simulated.experiment(["quick"]), factor)
+        launched = next(r for r in lines if isinstance(r, LaunchRecord) and r.arm == "all on")
+        times = {"linear": 80.0 * factor, "attention": 20.0}
+        operators = tuple(record.OperatorRecord(name=n, calls=1, ns=round(ms * 1e6)) for n, ms in times.items())
+        cell = record.CellProfile(
+            name="4 at a time", wall_ns=1, idle_ns=0, instrument_ns=0, decode=record.StepsProfile(operators=operators)
+        )
+        profile = record.ProfileRecord(
+            arm="all on", switches=launched.switches, model=launched.model, workload_digest=launched.workload_digest,
+            code_digest=launched.code_digest, machine=launched.machine, plan_digest=launched.plan_digest, cells=(cell,),
+        )  # fmt: skip
+        return [*lines, profile]
+
+    a, b = (save(tmp_path / name, profiled(factor)) for name, factor in (("a", 1.0), ("b", 1.5)))
+    sides = [compare.load(f"{side}#all on") for side in (a, b)]
+    (cell,) = compare.compare(*sides).arms[0].cells
+    assert [(p.name, p.a, p.moved) for p in cell.operators] == [
+        ("decode steps: linear", 80.0, 40.0),
+        ("decode steps: attention", 20.0, 0.0),
+    ]
+    assert cli.main(["compare", f"{a}#all on", f"{b}#all on"]) == 0
+    assert "Moved most: decode steps: linear, +40.0 ms of +40.0 ms." in capsys.readouterr().out
+
+
 def test_arms_of_one_experiment_are_paired_by_block(tmp_path: Path) -> None:
     folder = save(tmp_path / "a", simulated.experiment(["quick"], blocks=3, noise=0.002))
     found = compare.compare(compare.load(f"{folder}#all off"), compare.load(f"{folder}#all on"))

@@ -1,7 +1,7 @@
 """`compare`: two sets of runs, what differs between them, whether they may be compared, and what moved."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class CellComparison:
     refusal: str
     ratios: tuple[Ratio, ...]
     phases: tuple[Phase, ...]
+    operators: tuple[Phase, ...]
 
     @property
     def headline(self) -> Ratio | None:
@@ -178,6 +179,7 @@ def _cell(a: Arm, b: Arm, cell_a: str, cell_b: str) -> CellComparison:
         refusal=_unequal(a, b, ours, theirs),
         ratios=tuple(_ratio(q, x, y, paired=paired) for q, x, y in found if x and y),
         phases=_phases(ours, theirs),
+        operators=_moves(a.operators.get(cell_a, {}), b.operators.get(cell_b, {})),
     )
 
 
@@ -240,16 +242,23 @@ def unpaired(a: Sequence[float], b: Sequence[float], *, lower_is_better: bool) -
 
 
 def _phases(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[Phase, ...]:
-    """The parts of the steps, those that moved most first."""
-    names = dict.fromkeys(name for run in (*ours, *theirs) for name in run.phases)
-    if not all(run.phases for run in (*ours, *theirs)):
+    return _moves(_mean_phases(ours), _mean_phases(theirs))
+
+
+def _mean_phases(side: Sequence[Run]) -> dict[str, float]:
+    """Mean over the runs; empty when one of them does not have the times."""
+    names = dict.fromkeys(name for run in side for name in run.phases)
+    return {
+        name: float(np.mean([r.phases.get(name, 0.0) for r in side])) for name in names if all(r.phases for r in side)
+    }
+
+
+def _moves(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Phase, ...]:
+    """Parts of the time on both sides, those that moved most first; nothing when a side does not have them."""
+    if not a or not b:
         return ()
-    found = [Phase(name=name, a=_mean(ours, name), b=_mean(theirs, name)) for name in names]
+    found = [Phase(name=name, a=a.get(name, 0.0), b=b.get(name, 0.0)) for name in dict.fromkeys((*a, *b))]
     return tuple(sorted(found, key=lambda phase: -abs(phase.moved)))
-
-
-def _mean(side: Sequence[Run], name: str) -> float:
-    return float(np.mean([run.phases.get(name, 0.0) for run in side]))
 
 
 def _judged(arms: Sequence[ArmComparison], margin: float) -> list[ArmComparison]:

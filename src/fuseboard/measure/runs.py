@@ -8,8 +8,16 @@ from pathlib import Path
 
 from fuseboard.core.errors import UserError
 from fuseboard.measure import metrics, record
-from fuseboard.measure.analysis import matching
-from fuseboard.measure.record import CellRecord, DesignRecord, LaunchRecord, RequestRecord, StepSums
+from fuseboard.measure.analysis import belongs, matching
+from fuseboard.measure.record import (
+    CellProfile,
+    CellRecord,
+    DesignRecord,
+    LaunchRecord,
+    ProfileRecord,
+    RequestRecord,
+    StepSums,
+)
 from fuseboard.plan.switches import all_off
 
 
@@ -70,7 +78,8 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """Runs under one configuration. `facts` say what it was: model, machine, versions, switches, ... `design` names the
-    experiment in which the runs were interleaved with those of other arms; `launches` says that each was a process."""
+    experiment in which the runs were interleaved with those of other arms; `launches` says that each was a process.
+    `operators` are milliseconds by operator in each cell, from a pass of its own that timed them."""
 
     name: str
     facts: Mapping[str, str]
@@ -78,6 +87,7 @@ class Arm:
     design: str = ""
     launches: bool = False
     failure: str = ""
+    operators: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def cells(self) -> list[str]:
         return list(dict.fromkeys(run.cell for run in self.runs))
@@ -106,8 +116,9 @@ def from_records(path: Path) -> RunSet:
         raise UserError(f"{path} holds no experiment of fuseboard; give the folder or the records.jsonl of one.")
     design = designs[-1]
     launches = matching(lines, design)
+    profiles = [line for line in lines if isinstance(line, ProfileRecord) and belongs(line, design)]
     arms = [
-        _arm(design, name, found)
+        _arm(design, name, found, profiles)
         for name in dict.fromkeys(arm.name for arm in design.arms)
         if (found := [r for r in launches if r.arm == name])
     ]
@@ -116,13 +127,21 @@ def from_records(path: Path) -> RunSet:
     return RunSet(label=str(path), tool="fuseboard", arms=tuple(arms))
 
 
-def _arm(design: DesignRecord, name: str, launches: Sequence[LaunchRecord]) -> Arm:
+def _arm(design: DesignRecord, name: str, launches: Sequence[LaunchRecord], profiles: Sequence[ProfileRecord]) -> Arm:
     good = [r for r in launches if r.error is None]
     failed = next((r.error.message for r in launches if r.error is not None), "")
     runs = tuple(_run(r, cell) for r in good for cell in r.cells)
     facts = _facts(design, (good or launches)[-1])
     key = hashlib.sha256(json.dumps([design.created_unix, design.workload_digest]).encode()).hexdigest()
-    return Arm(name=name, facts=facts, runs=runs, design=key, launches=True, failure=failed)
+    profile = next((p for p in profiles if p.plan_digest == launches[-1].plan_digest), None)
+    operators = {cell.name: _operators(cell) for cell in profile.cells} if profile else {}
+    return Arm(name=name, facts=facts, runs=runs, design=key, launches=True, failure=failed, operators=operators)
+
+
+def _operators(cell: CellProfile) -> dict[str, float]:
+    """Milliseconds of the whole cell by operator and kind of step."""
+    kinds = (("prefill steps", cell.prefill), ("decode steps", cell.decode))
+    return {f"{kind}: {one.name}": one.ns / 1e6 for kind, steps in kinds for one in steps.operators}
 
 
 def _facts(design: DesignRecord, launch: LaunchRecord) -> dict[str, str]:

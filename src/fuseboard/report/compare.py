@@ -26,11 +26,18 @@ def ratio_row(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def phase_rows(cell: CellComparison) -> list[tuple[str, ...]]:
-    """Part of the steps, milliseconds on both sides, difference; those that moved most first."""
-    return [
-        (phase.name, view.number(phase.a), view.number(phase.b), f"{phase.moved:+.1f}") for phase in _shown(cell.phases)
+def phase_rows(phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:
+    """Part of the time, milliseconds on both sides, difference; those that moved most first."""
+    return [(phase.name, view.number(phase.a), view.number(phase.b), f"{phase.moved:+.1f}") for phase in _shown(phases)]
+
+
+def parts(cell: CellComparison) -> list[tuple[str, tuple[Phase, ...]]]:
+    """The tables that say where the time went, titled; without those that a side does not have."""
+    tables = [
+        ("Time of the steps", cell.phases),
+        ("Time of the operators, one pass of each that timed them", cell.operators),
     ]
+    return [(title, phases) for title, phases in tables if _shown(phases)]
 
 
 def _shown(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
@@ -56,13 +63,10 @@ def sentence(cell: CellComparison) -> str:
     )
 
 
-def moved_most(cell: CellComparison) -> str:
-    """Which part of the steps moved most, in words; empty without phases."""
-    shown = _shown(cell.phases)
-    if not shown:
-        return ""
-    whole = sum(phase.moved for phase in cell.phases)
-    return f"Moved most: {shown[0].name}, {shown[0].moved:+.1f} ms of {whole:+.1f} ms."
+def moved_most(phases: tuple[Phase, ...]) -> str:
+    """Which part of the time moved most, in words."""
+    first, whole = phases[0], sum(phase.moved for phase in phases)
+    return f"Moved most: {first.name}, {first.moved:+.1f} ms of {whole:+.1f} ms."
 
 
 def print_comparison(comparison: Comparison, console: "Console | None" = None) -> None:
@@ -100,11 +104,9 @@ def _print_arm(console: "Console", arm: ArmComparison) -> None:
         if cell.refusal:
             console.print(refusal(arm, cell), style="red", highlight=False, markup=False)
         _print_table(console, cell.cell, COLUMNS, [ratio_row(r) for r in cell.ratios], numbers_from=1)
-        if most := moved_most(cell):
-            _print_table(
-                console, "Time of the steps, ms", ("part", "A", "B", "B - A"), phase_rows(cell), numbers_from=1
-            )
-            console.print(most, highlight=False, markup=False)
+        for title, phases in parts(cell):
+            _print_table(console, f"{title}, ms", ("part", "A", "B", "B - A"), phase_rows(phases), numbers_from=1)
+            console.print(moved_most(phases), highlight=False, markup=False)
 
 
 def _print_headlines(console: "Console", comparison: Comparison) -> None:
@@ -187,6 +189,5 @@ def _cell_context(arm: ArmComparison, cell: CellComparison) -> dict[str, object]
         "refusal": refusal(arm, cell),
         "sentence": sentence(cell),
         "rows": [(ratio_row(ratio), view.tone(ratio.verdict)) for ratio in cell.ratios],
-        "phases": phase_rows(cell),
-        "moved": moved_most(cell),
+        "parts": [(title, moved_most(phases), phase_rows(phases)) for title, phases in parts(cell)],
     }
