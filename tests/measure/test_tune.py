@@ -109,7 +109,7 @@ def test_clipped_rows_of_a_trace_are_said(folder: Path, capsys: pytest.CaptureFi
         (("--slo", "fast"), "is not a limit"),
         (("--budget", "soon"), "--budget"),
         (("--memory", "lots"), "is not a size"),
-        (("--memory", "1MB"), "No configuration can be measured"),
+        (("--memory", "1MB"), "No configuration can be measured, all"),
         (("--confidence", "2"), "--confidence"),
         (("--finalists", "0"), "--finalists"),
         (("--workload", "input_len=many"), "takes a number"),

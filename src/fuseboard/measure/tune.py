@@ -107,7 +107,10 @@ def _ranked(study: Study) -> list[Candidate]:
     ranked, rejected = candidates.formats(study.space, study.extra)
     study.rejected += rejected
     if not ranked:
-        raise UserError(f"No configuration can be measured; the preset cannot be because: {rejected[0].reason}")
+        raise UserError(
+            f"No configuration can be measured, all {len(rejected)} are ruled out; {rejected[0].name} as: "
+            f"{rejected[0].reason}"
+        )
     return ranked
 
 
