@@ -1,5 +1,6 @@
 """Records of simulated experiments whose truth is known: what a switch does to the time, and which counters move."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -44,8 +45,17 @@ MEMORY_OFF = {"weights": 538_000_000, "constants": 0, "kv": 100_000_000, "arena"
 MEMORY_ON = {"weights": 97_000_000, "constants": 16_000, "kv": 50_000_000, "arena": 9_000_000, "workspace": 120_000}
 
 
-def make_design(parts: list[str], blocks: int, **fields: object) -> DesignRecord:
-    made = designs.make(designs.parse_parts("+".join(parts)), profile=PROFILE, on=designs.on_values(PROFILE), fixed={})
+def make_design(
+    parts: list[str], blocks: int, only: tuple[str, ...] = (), refused: dict[str, str] | None = None, **fields: object
+) -> DesignRecord:
+    made = designs.make(
+        designs.parse_parts("+".join(parts)),
+        profile=PROFILE,
+        on=designs.on_values(PROFILE),
+        fixed={},
+        only=only,
+        refused=refused,
+    )
     base = {
         "model": "simulated-135m",
         "design": "+".join(parts),
@@ -137,10 +147,12 @@ def experiment(
     cells: tuple[str, ...] = ("4 at a time",),
     idle: tuple[str, ...] = (),
     speed: dict[str, float] | None = None,
+    only: tuple[str, ...] = (),
+    refused: dict[str, str] | None = None,
 ) -> list[Line]:
     """All the records of a run."""
     rng = np.random.default_rng(seed)
-    design = make_design(parts, blocks)
+    design = make_design(parts, blocks, only, refused)
     settings = {arm.name: arm.switches for arm in design.arms}
     factors = SPEED if speed is None else speed
     lines: list[Line] = [design]
@@ -152,6 +164,17 @@ def experiment(
             lines.append(launch(arm, block, position, settings[arm], scale=scale, cells=cells, idle=idle))
     lines += [quality(name, settings[name]) for name in design.quality_arms[1:]]
     return lines
+
+
+def scaled(done: LaunchRecord, factor: float) -> LaunchRecord:
+    """The launch with all times of its requests times the factor."""
+    cells = []
+    for cell in done.cells:
+        requests = tuple(
+            dataclasses.replace(r, token_ns=tuple(round(t * factor) for t in r.token_ns)) for r in cell.requests
+        )
+        cells.append(dataclasses.replace(cell, requests=requests))
+    return dataclasses.replace(done, cells=tuple(cells))
 
 
 def quality(arm: str, switches: dict[str, str]) -> QualityRecord:

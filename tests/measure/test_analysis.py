@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import simulated
 from fuseboard.core.errors import UserError
-from fuseboard.measure.analysis import FAILED, NOT_ENGAGED, UNEQUAL, Analysis, Finding, analyse
-from fuseboard.measure.record import Failure, LaunchRecord, Line
+from fuseboard.measure.analysis import FAILED, NOT_ENGAGED, UNAVAILABLE, UNEQUAL, WRONG, Analysis, Finding, analyse
+from fuseboard.measure.record import Failure, LaunchRecord, Line, QualityRecord
 
 CELL = "4 at a time"
 
@@ -125,3 +126,84 @@ def test_identical_arms_that_differ_are_warned_of() -> None:
 def test_records_without_an_experiment_are_refused() -> None:
     with pytest.raises(UserError, match="no experiment"):
         analyse([])
+
+
+def test_interactions_of_independent_switches_are_nothing() -> None:
+    """Speeds multiply in the simulation, so that pairs bring nothing beyond their product."""
+    lines = simulated.experiment(["pairs"], blocks=5, only=("weights", "attention", "graph"))
+    pairs = analyse(lines).of_kind("pair")
+    assert len(pairs) == 3
+    for found in pairs:
+        gain = found.gain(CELL)
+        assert gain is not None
+        assert gain.estimate.low < 0 < gain.estimate.high
+        assert set(found.engaged.values()) == {100}
+
+
+def test_a_planted_interaction_is_found() -> None:
+    lines = simulated.experiment(["pairs"], blocks=5, only=("attention", "graph"))
+    both = analyse(lines).of_kind("pair")[0].comparison.treatment
+    lines = [
+        simulated.scaled(line, 1 / 1.2) if isinstance(line, LaunchRecord) and line.arm == both else line
+        for line in lines
+    ]
+    (pair,) = analyse(lines).of_kind("pair")
+    gain = pair.gain(CELL)
+    assert gain is not None
+    assert gain.estimate.ratio == pytest.approx(1.2, rel=0.05)
+    assert gain.verdict == "faster"
+
+
+def test_the_worth_over_orders_is_the_truth_when_speeds_multiply() -> None:
+    analysis = analyse(simulated.experiment(["orders:4"], blocks=5))
+    (total,) = analysis.of_kind("total")
+    whole, summed = total.gain(CELL), 0.0
+    for found in analysis.of_kind("shapley"):
+        gain = found.gain(CELL)
+        assert gain is not None
+        assert gain.spread is not None
+        assert gain.spread[0] <= gain.estimate.gain <= gain.spread[1]
+        truth = np.prod([simulated.SPEED.get(name, 1.0) for name in found.comparison.switches])
+        assert gain.estimate.ratio == pytest.approx(truth, rel=0.03)
+        summed += gain.estimate.gain
+    assert whole is not None
+    assert summed == pytest.approx(whole.estimate.gain, abs=1e-9)
+
+
+def test_wrong_answers_are_no_gain() -> None:
+    lines = simulated.experiment(["alone"])
+
+    def worse(line: Line, arm: str, kl: float) -> Line:
+        if not isinstance(line, QualityRecord) or line.arm != arm:
+            return line
+        return dataclasses.replace(line, values=line.values | {"kl_mean": kl})
+
+    lossy, ties = "weights=native", "attention=blockwise"
+    fine = analyse([worse(worse(line, lossy, 0.05), ties, 1e-6) for line in lines])
+    assert {finding(fine, "alone", n).verdict(CELL) for n in ("weights", "attention")} == {"faster"}
+    broken = analyse([worse(worse(line, lossy, 0.5), ties, 0.01) for line in lines])
+    for name in ("weights", "attention"):
+        found = finding(broken, "alone", name)
+        assert found.verdict(CELL) == WRONG
+        assert "mean KL" in found.reason
+    assert finding(broken, "alone", "graph").verdict(CELL) == "faster"
+
+
+def test_other_tokens_from_an_exact_switch_are_wrong_answers() -> None:
+    lines = simulated.experiment(["alone"])
+    launch = next(line for line in lines if isinstance(line, LaunchRecord) and line.arm == "graph=captured")
+    (cell,) = launch.cells
+    other = dataclasses.replace(cell.requests[0], token_ids=tuple(range(1, 33)))
+    changed_cell = dataclasses.replace(cell, requests=(other, *cell.requests[1:]))
+    found = finding(analyse(changed(lines, "graph=captured", cells=(changed_cell,))), "alone", "graph")
+    assert found.verdict(CELL) == WRONG
+    preempted = dataclasses.replace(changed_cell, counters=cell.counters | {"preemptions": 1})
+    found = finding(analyse(changed(lines, "graph=captured", cells=(preempted,))), "alone", "graph")
+    assert found.verdict(CELL) != WRONG, "a preempted request is computed by other kernels"
+
+
+def test_a_switch_without_effect_is_not_available() -> None:
+    lines = simulated.experiment(["alone"], refused={"fuse.residual": "the graph has no such nodes"})
+    analysis = analyse(lines)
+    assert finding(analysis, "alone", "fuse.residual").verdict(CELL) == UNAVAILABLE
+    assert any(w.startswith("fuse.residual is n/a: the graph") for w in analysis.warnings)

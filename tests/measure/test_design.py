@@ -119,3 +119,73 @@ def test_long_blocks_repeat_the_baseline() -> None:
     for order in designs.orders(names, 2, seed=0):
         assert Counter(order)["base"] == 3
         assert order[8] == order[17] == "base"
+
+
+def weights(comparison: object) -> dict[str, float]:
+    return {arm: w for arm, w in comparison.weights.items() if abs(w) > 1e-12}  # type: ignore[attr-defined]
+
+
+def test_a_pair_is_a_two_by_two_of_arms() -> None:
+    design = make("pairs", only=("graph", "fuse.swiglu", "attention"))
+    arms = {a.name: a.switches for a in design.arms}
+    pairs = [c for c in design.comparisons if c.kind == "pair"]
+    assert {frozenset(c.switches) for c in pairs} == {
+        frozenset(p) for p in itertools.combinations(("graph", "fuse.swiglu", "attention"), 2)
+    }
+    for c in pairs:
+        signs = {frozenset(arms[name]): w for name, w in weights(c).items()}
+        a, b = c.switches
+        assert signs == {frozenset((a, b)): 1, frozenset((b,)): -1, frozenset((a,)): -1, frozenset(): 1}
+
+
+def test_a_pair_stands_on_what_both_need() -> None:
+    design = make("pairs", only=("prefix_cache", "graph"))
+    (pair,) = [c for c in design.comparisons if c.kind == "pair"]
+    arms = {a.name: a.switches for a in design.arms}
+    assert all({"kv.layout", "kv.pool"} <= arms[name].keys() for name in pair.weights)
+
+
+def test_pairs_of_one_or_of_a_switch_and_its_need_are_refused() -> None:
+    for only in (("graph",), ("fuse.qkv", "fuse.norm_qkv_rope"), ()):
+        with pytest.raises(UserError, match="pairs needs two"):
+            make("pairs", only=only)
+
+
+def test_the_worth_over_orders_adds_up_to_the_total() -> None:
+    design = make("orders:5", seed=3)
+    worth = [c for c in design.comparisons if c.kind == "shapley"]
+    summed: Counter[str] = Counter()
+    for c in worth:
+        assert len(c.terms) == 5
+        assert sum(t.weight for t in c.terms) == pytest.approx(1.0)
+        for arm, w in c.weights.items():
+            summed[arm] += w  # type: ignore[assignment]
+    left = {arm: w for arm, w in summed.items() if abs(w) > 1e-9}
+    assert left == pytest.approx({designs.FULL: 1.0, designs.BASELINE: -1.0})
+    assert sorted(n for c in worth for n in c.switches) == sorted(PROFILE)
+
+
+def test_sampled_orders_differ_and_respect_needs() -> None:
+    units = [(n, [n]) for n in designs.topological(PROFILE)]
+    orders = designs.sampled_orders(units, 6, seed=0)
+    assert len({tuple(o) for o in orders}) == 6
+    for order in orders:
+        assert sorted(order) == sorted(PROFILE)
+        for name in order:
+            assert all(order.index(n) < order.index(name) for n in designs.with_needs(BY_NAME[name]) if n in order)
+    assert len(designs.sampled_orders(units[:1], 6, seed=0)) == 1
+
+
+def test_a_switch_without_effect_has_no_arm() -> None:
+    refused = {"fuse.residual": "no such nodes", "pd": "no queue"}
+    design = make("ladder", "alone", "without", refused=refused)
+    assert not any("fuse.residual" in a.switches for a in design.arms)
+    found = {(c.kind, c.name): c.unavailable for c in design.comparisons if c.unavailable}
+    assert found[("ladder", "fuse.residual")] == found[("alone", "fuse.residual")] == "no such nodes"
+    assert found[("alone", "pd")] == "no queue"
+
+
+@pytest.mark.parametrize("bad", ["orders:1", "orders:x", "quick:3", "ladder+"])
+def test_malformed_designs_are_refused(bad: str) -> None:
+    with pytest.raises(UserError):
+        designs.parse_parts(bad)

@@ -53,7 +53,8 @@ def test_repeated_baseline_launches_sharpen_the_contrast() -> None:
     first, second = stats.fit(once), stats.fit(twice)
     assert first is not None
     assert second is not None
-    assert second.contrast({"a": 1.0, "base": -1.0})[1] / second.sigma < first.contrast({"a": 1.0, "base": -1.0})[1] / first.sigma
+    contrast = {"a": 1.0, "base": -1.0}
+    assert second.contrast(contrast)[1] / second.sigma < first.contrast(contrast)[1] / first.sigma
 
 
 def test_nothing_can_be_said_from_one_block() -> None:

@@ -42,19 +42,22 @@ def launch_s(launched: LaunchRecord) -> float:
     return (sum(launched.startup_ns.values()) + sum(launched.warmup_ns) + cells) / 1e9
 
 
-def plan(design: DesignRecord, launches: Sequence[LaunchRecord], budget_s: float) -> Budget:
+def plan(
+    design: DesignRecord, launches: Sequence[LaunchRecord], budget_s: float, *, profiled: bool = False
+) -> Budget:
     """As many blocks as fit in the time, at least two; each arm is taken to need the median of its launches so far,
-    and each quality run as long as a launch of its arm."""
+    and each quality run and each run with timed operators as long as a launch of its arm."""
     by_arm = {arm.name: [launch_s(r) for r in launches if r.arm == arm.name] for arm in design.arms}
     each = {name: statistics.median(times) if times else 0.0 for name, times in by_arm.items()}
     (order,) = designs.orders(list(each), 1, 0)
     block_s = sum(each[name] for name in order)
-    quality_s = sum(each[name] for name in design.quality_arms)
-    fits = int((budget_s - quality_s) / block_s) if block_s else LEAST_BLOCKS
+    passes = {arm.plan_digest: arm.name for arm in design.arms} if profiled else {}
+    rest_s = sum(each[name] for name in (*design.quality_arms, *passes.values()))
+    fits = int((budget_s - rest_s) / block_s) if block_s else LEAST_BLOCKS
     blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, fits))
     short = "" if fits >= LEAST_BLOCKS else ", less than the two that an experiment needs at least"
     sentence = (
-        f"A block takes {block_s:.0f} s and the answers {quality_s:.0f} s: a budget of {budget_s:.0f} s buys "
+        f"A block takes {block_s:.0f} s, answers and profiles {rest_s:.0f} s: a budget of {budget_s:.0f} s buys "
         f"{max(fits, 0)} blocks{short}; {blocks} will run{_promise(design, launches, blocks)}."
     )
     return Budget(blocks=blocks, sentence=sentence)

@@ -190,7 +190,8 @@ def _run_launches(experiment: Experiment, todo: Sequence[Place], report: Report 
 def _spend(experiment: Experiment, report: Report | None) -> Experiment:
     """Add the blocks that the budget allows by the times of the launches made, and run them."""
     launches = matching(record.read(experiment.records), experiment.design)
-    plan = budgets.plan(experiment.design, launches, budgets.seconds(experiment.options.budget or ""))
+    budget_s = budgets.seconds(experiment.options.budget or "")
+    plan = budgets.plan(experiment.design, launches, budget_s, profiled=experiment.options.profile)
     print(plan.sentence, file=sys.stderr)
     if plan.blocks == experiment.design.blocks:
         return experiment
