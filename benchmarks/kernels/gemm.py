@@ -63,8 +63,21 @@ def measure(name: str, act: str, rows: int, args: argparse.Namespace) -> tuple[f
 
     def work(t: int) -> None:
         for m in range(0, rows, ROW_BLOCK):
-            _native.linear_tile(isa, fmt.native, packed, n, k, ld, fmt.group, *inputs, m, min(rows, m + ROW_BLOCK),
-                                cuts[t], cuts[t + 1], tiles[t])
+            _native.linear_tile(
+                isa,
+                fmt.native,
+                packed,
+                n,
+                k,
+                ld,
+                fmt.group,
+                *inputs,
+                m,
+                min(rows, m + ROW_BLOCK),
+                cuts[t],
+                cuts[t + 1],
+                tiles[t],
+            )
 
     seconds = seconds_of(work, args.threads, args.seconds)
     return packed.nbytes / seconds, 2 * rows * n * k / seconds
@@ -80,8 +93,10 @@ def main() -> None:
     args = parser.parse_args()
     read = _native.measure_bandwidth(args.threads, 256 << 20, args.seconds)
     fma, int8 = (_native.measure_flops(args.threads, kind, args.seconds) for kind in ("fma", "int8"))
-    print(f"{args.isa}, {args.threads} threads: read {read / 1e9:.1f} GB/s, peaks of the best instruction set "
-          f"{fma / 1e9:.0f} (fma) and {int8 / 1e9:.0f} (int8) GOPS")
+    print(
+        f"{args.isa}, {args.threads} threads: read {read / 1e9:.1f} GB/s, peaks of the best instruction set "
+        f"{fma / 1e9:.0f} (fma) and {int8 / 1e9:.0f} (int8) GOPS"
+    )
     print(f"{'weights':8} {'input':6} {'rows':>4} {'GB/s':>7} {'GOPS':>7} {'limit':>6}")
     for name in args.formats.split(","):
         for act in weight_format(name).acts:

@@ -1,10 +1,8 @@
-"""The CPU backend against the reference: every family, format, kernel set and kind of step, with everything off and on."""
+"""The CPU backend against the reference: every family, format, kernel set and kind of step, all off and all on."""
 
 import numpy as np
 import pytest
-from steps import Stepper
 from test_reference import SCHEDULES, ragged, run_all, sequences, tolerance
-from tiny import CASES, TinyModel
 
 from fuseboard.backends.calibrate import measure_head_scales
 from fuseboard.backends.cpu.backend import ISAS, CpuBackend
@@ -12,6 +10,8 @@ from fuseboard.backends.reference.backend import ReferenceBackend
 from fuseboard.core.errors import PlanError
 from fuseboard.formats.calibration import record_head_scales
 from fuseboard.plan.build import Limits, build_plan
+from steps import Stepper
+from tiny import CASES, TinyModel
 
 LONGEST = 45
 PLAIN = {"weights": "f32", "kv.dtype": "f32"}
@@ -107,9 +107,17 @@ def test_rows_do_not_depend_on_threads_blocks_or_graph(tiny, weights):
     """Bit for bit: the sums run in a fixed order."""
     model = tiny("llama_panels")
     expected, _ = run(model, ragged, preset="on", weights=weights, threads=1)
-    variants = ({"kv.block_size": "16"}, {"kv.block_size": "256"}, {"kv.layout": "contiguous"}, {"graph": "eager"},
-                {"buckets": "dynamic"}, {"memory_reuse": "off"}, {"fold_constants": "off"},
-                {"affinity": "pinned"}, {"weight_prefetch": "on"})
+    variants = (
+        {"kv.block_size": "16"},
+        {"kv.block_size": "256"},
+        {"kv.layout": "contiguous"},
+        {"graph": "eager"},
+        {"buckets": "dynamic"},
+        {"memory_reuse": "off"},
+        {"fold_constants": "off"},
+        {"affinity": "pinned"},
+        {"weight_prefetch": "on"},
+    )
     for switches in variants:
         got, _ = run(model, ragged, preset="on", threads=2, weights=weights, **switches)
         for name, logits in expected.items():

@@ -2,11 +2,11 @@
 of equivalence holds."""
 
 import pytest
-from tiny import random_ids
 
 from fuseboard import LLM, SamplingParams
 from fuseboard.core.errors import PlanError
 from fuseboard.plan.switches import CATALOGUE, all_off, parse_settings, resolve, switch
+from tiny import random_ids
 
 NEW = 10
 CANDIDATES = 20
@@ -30,7 +30,8 @@ CASES = [(row.name, value) for row in CATALOGUE for value in row.values[1:]]
 def prompts(vocab):
     """Prompts of several lengths, two of which begin alike, more than fit in one chunk."""
     shared = random_ids(36, vocab, seed=1).tolist()
-    return [[*shared, 5], [*shared, 6, 7], random_ids(19, vocab, seed=2).tolist(), random_ids(3, vocab, seed=3).tolist()]
+    others = [random_ids(length, vocab, seed=length).tolist() for length in (19, 3)]
+    return [[*shared, 5], [*shared, 6, 7], *others]
 
 
 def generate(model, switches):

@@ -12,8 +12,19 @@ from fuseboard.formats.weights import ACT_FORMATS, WEIGHT_FORMATS, act_format, w
 
 SHAPES = [(1, 1), (16, 64), (17, 65), (33, 100), (5, 256), (48, 31)]
 # Largest error of a value, as a part of the largest magnitude of its group.
-ROUNDING = {"f32": 0, "f16": 2**-11, "bf16": 2**-8, "w8": 0.5 / 127, "w8g32": 0.51 / 127,
-            "w4g32": 0.126, "w4g64": 0.126, "w4g128": 0.126, "w4g32a": 0.067, "w4g64a": 0.067, "w4g128a": 0.067}
+ROUNDING = {
+    "f32": 0,
+    "f16": 2**-11,
+    "bf16": 2**-8,
+    "w8": 0.5 / 127,
+    "w8g32": 0.51 / 127,
+    "w4g32": 0.126,
+    "w4g64": 0.126,
+    "w4g128": 0.126,
+    "w4g32a": 0.067,
+    "w4g64a": 0.067,
+    "w4g128a": 0.067,
+}
 
 
 def matrix(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -48,16 +59,16 @@ def test_packed_bytes_follow_the_contract():
     row, k = 16 + 11, 38  # second panel, row 11, sixth column of a quad's second half
     w[row, k] = 7.0
     quad, lane = k // 4, k % 4
-    w4 = pack(quantise(w, "w4g32"))[panel_bytes(weight_format("w4g32"), 64):]
+    w4 = pack(quantise(w, "w4g32"))[panel_bytes(weight_format("w4g32"), 64) :]
     group = w4[288:]
     assert group[:32].view(np.float16)[11] == np.float16(-7 / 8)
     codes = group[32:].reshape(8, 32)
     assert codes[quad - 8, (11 % 8) * 4 + lane] >> 4 == 0  # the value of largest magnitude is -8
     assert codes[quad - 8, (11 % 8) * 4 + (lane + 1) % 4] >> 4 == 8
-    w8 = pack(quantise(w, "w8"))[panel_bytes(weight_format("w8"), 64):]
+    w8 = pack(quantise(w, "w8"))[panel_bytes(weight_format("w8"), 64) :]
     assert w8[:64].view(np.float32)[11] == np.float32(7 / 127)
     assert w8[64:].reshape(16, 64)[quad, 11 * 4 + lane] == 127 + 128
-    bf16 = pack(quantise(w, "bf16"))[32 * 64:].view(np.uint32).reshape(64, 8)
+    bf16 = pack(quantise(w, "bf16"))[32 * 64 :].view(np.uint32).reshape(64, 8)
     assert bf16[k, 3] == int(ml_dtypes.bfloat16(7).view(np.uint16)) << 16
 
 

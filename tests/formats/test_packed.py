@@ -22,8 +22,11 @@ class Checkpoint:
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.values = {"a": rng.standard_normal((70, 128), np.float32), "b": rng.standard_normal((33, 100), np.float32),
-                       "norm": rng.standard_normal(100).astype(np.float32)}
+        self.values = {
+            "a": rng.standard_normal((70, 128), np.float32),
+            "b": rng.standard_normal((33, 100), np.float32),
+            "norm": rng.standard_normal(100).astype(np.float32),
+        }
         rows = gguf.quants.quantize(self.values["a"], gguf.GGMLQuantizationType.Q4_1)
         self.stored = StoredBlocks(kind="q4_1", rows=rows)
         self.values["a"] = dequantise_blocks(self.stored)

@@ -48,13 +48,34 @@ def quantise(isa: str, x: np.ndarray, ld: int, name: str) -> Activations:
     return a
 
 
-def tile(isa: str, q: Quantised, a: Activations, m: tuple[int, int], p: tuple[int, int] | None = None,
-         packed: np.ndarray | None = None) -> np.ndarray:
+def tile(
+    isa: str,
+    q: Quantised,
+    a: Activations,
+    m: tuple[int, int],
+    p: tuple[int, int] | None = None,
+    packed: np.ndarray | None = None,
+) -> np.ndarray:
     """Rows m of the activations times panels p (default all) of the matrix: [rows, 16 * panels]."""
     (n, k), fmt = q.shape, q.format
     p = p or (0, -(-n // 16))
     out = np.full((m[1] - m[0], 16 * (p[1] - p[0]) + 3), np.nan, np.float32)
-    _native.linear_tile(isa, fmt.native, pack(q) if packed is None else packed, n, k, padded_k(fmt, k), fmt.group,
-                        a.type, a.group, a.codes, a.scales, a.sums, *m, *p, out)
+    _native.linear_tile(
+        isa,
+        fmt.native,
+        pack(q) if packed is None else packed,
+        n,
+        k,
+        padded_k(fmt, k),
+        fmt.group,
+        a.type,
+        a.group,
+        a.codes,
+        a.scales,
+        a.sums,
+        *m,
+        *p,
+        out,
+    )
     assert np.isnan(out[:, -3:]).all()
     return out[:, :-3]

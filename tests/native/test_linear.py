@@ -14,9 +14,19 @@ SHAPES = [(1, 1), (16, 64), (17, 65), (70, 200), (33, 1100), (130, 321)]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 21, 40]
 # Error of a sum of K products as a part of sum |w||x|, against float64 on the values after rounding to the formats (so
 # the formats themselves cost nothing): K float32 additions, or exact sums of codes and a float32 addition a group.
-TOLERANCE = {("f32", "f32"): 8e-7, ("f16", "f32"): 8e-7, ("bf16", "f32"): 8e-7, ("w8", "a8"): 3e-7, ("w8", "a16"): 3e-7,
-             ("w8g", "a8"): 3e-7, ("w8g", "a16"): 3e-7, ("w4", "a8"): 3e-7, ("w4", "a16"): 3e-7,
-             ("w4a", "a8"): 5e-7, ("w4a", "a16"): 5e-7}
+TOLERANCE = {
+    ("f32", "f32"): 8e-7,
+    ("f16", "f32"): 8e-7,
+    ("bf16", "f32"): 8e-7,
+    ("w8", "a8"): 3e-7,
+    ("w8", "a16"): 3e-7,
+    ("w8g", "a8"): 3e-7,
+    ("w8g", "a16"): 3e-7,
+    ("w4", "a8"): 3e-7,
+    ("w4", "a16"): 3e-7,
+    ("w4a", "a8"): 5e-7,
+    ("w4a", "a16"): 5e-7,
+}
 
 
 def rng_matrix(n, k, seed):
@@ -26,7 +36,7 @@ def rng_matrix(n, k, seed):
 def case(name, act, n, k, rows, isa="scalar"):
     q = quantise_weights(rng_matrix(n, k, 1), name)
     x = rng_matrix(rows, k, 2) * np.float32(3)
-    x[:, :: 7] *= 20
+    x[:, ::7] *= 20
     return q, x, quantise(isa, x, padded_k(q.format, k), act)
 
 
@@ -35,7 +45,7 @@ def case(name, act, n, k, rows, isa="scalar"):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tile_matches_the_dequantised_product(isa, name, act, shape):
     n, k = shape
-    for rows in (ROWS if k < 1000 else [1, 2, 7, 40]):
+    for rows in ROWS if k < 1000 else [1, 2, 7, 40]:
         q, x, a = case(name, act, n, k, rows, isa)
         got = tile(isa, q, a, (0, rows))
         w, x = dequantise(q).astype(np.float64), fake_quantise(x, act).astype(np.float64)

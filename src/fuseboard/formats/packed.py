@@ -57,8 +57,9 @@ class DamagedError(Exception):
 class PackedFile:
     """A mapped packed file. `tensor(name)` gives read-only bytes that stay valid as long as they are referenced."""
 
-    def __init__(self, path: Path, digest: str, entries: Mapping[str, PackedEntry], mapped: NDArray[np.uint8],
-                 header_bytes: int) -> None:
+    def __init__(
+        self, path: Path, digest: str, entries: Mapping[str, PackedEntry], mapped: NDArray[np.uint8], header_bytes: int
+    ) -> None:
         self.path, self.digest, self.entries = path, digest, entries
         self._data, self._header_bytes = mapped[header_bytes:], header_bytes
 
@@ -122,8 +123,9 @@ def packed_layout(source: WeightSource, formats: Mapping[str, str]) -> tuple[Pac
     return tuple(entries)
 
 
-def load_packed(source: WeightSource, formats: Mapping[str, str], *, clip_search: int = 0,
-                verify: bool = False) -> PackedFile:
+def load_packed(
+    source: WeightSource, formats: Mapping[str, str], *, clip_search: int = 0, verify: bool = False
+) -> PackedFile:
     """The packed file of a checkpoint in the given formats (in this order), written now if it is not there or damaged.
 
     Tensors of one dimension take the format `VECTOR`. Safe among processes: one writes, the others wait and map the
@@ -143,8 +145,9 @@ def load_packed(source: WeightSource, formats: Mapping[str, str], *, clip_search
     return found or PackedFile.open(path)
 
 
-def write_packed(path: Path, source: WeightSource, formats: Mapping[str, str], *, digest: str,
-                 clip_search: int = 0) -> None:
+def write_packed(
+    path: Path, source: WeightSource, formats: Mapping[str, str], *, digest: str, clip_search: int = 0
+) -> None:
     """Writes a packed file through a temporary file in the same folder; it appears whole or not at all."""
     entries = packed_layout(source, formats)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -166,8 +169,11 @@ def write_packed(path: Path, source: WeightSource, formats: Mapping[str, str], *
 def _write_tensor(file: BinaryIO, start: int, source: WeightSource, entry: PackedEntry, clip: int) -> PackedEntry:
     crc = 0
     file.seek(start + entry.offset)
-    chunks = (iter([np.ascontiguousarray(source.f32(entry.name), np.float32)]) if entry.format == VECTOR
-              else convert(source, entry.name, entry.format, clip_search=clip))
+    chunks = (
+        iter([np.ascontiguousarray(source.f32(entry.name), np.float32)])
+        if entry.format == VECTOR
+        else convert(source, entry.name, entry.format, clip_search=clip)
+    )
     for chunk in chunks:
         crc = zlib.crc32(chunk.data, crc)
         file.write(chunk.data)
@@ -182,8 +188,12 @@ def _data_size(entries: tuple[PackedEntry, ...] | list[PackedEntry]) -> int:
 
 def _header(digest: str, entries: tuple[PackedEntry, ...] | list[PackedEntry]) -> bytes:
     """Everything before the first tensor; its length does not depend on the checksums."""
-    fields = {"version": LAYOUT_VERSION, "digest": digest, "size": _data_size(entries),
-              "tensors": [asdict(e) for e in entries]}
+    fields = {
+        "version": LAYOUT_VERSION,
+        "digest": digest,
+        "size": _data_size(entries),
+        "tensors": [asdict(e) for e in entries],
+    }
     body = json.dumps(fields).encode()
     head = _MAGIC + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
     return head + bytes(-len(head) % _PAGE)

@@ -170,11 +170,29 @@ def _unpack_w4(panels: Bytes, fmt: WeightFormat, n: int, k: int) -> Quantised:
     words = view[:, :, start:].view(np.uint32).reshape(*view.shape[:2], -1, 8).transpose(0, 3, 1, 2)
     packed = np.ascontiguousarray(words).view(np.uint8).reshape(len(panels), 8, -1)
     codes = np.concatenate([packed & 15, packed >> 4], axis=1).reshape(len(panels) * PANEL, -1)
-    return Quantised(format=fmt, codes_NK=codes[:n, :k], scales_NG=_read_head(view, 0, n),
-                     minima_NG=_read_head(view, 32, n) if asymmetric else None)
+    return Quantised(
+        format=fmt,
+        codes_NK=codes[:n, :k],
+        scales_NG=_read_head(view, 0, n),
+        minima_NG=_read_head(view, 32, n) if asymmetric else None,
+    )
 
 
-_PACKERS = {"f32": _pack_float, "f16": _pack_float, "bf16": _pack_float, "w8": _pack_w8, "w8g": _pack_w8g,
-            "w4": _pack_w4, "w4a": _pack_w4}
-_UNPACKERS = {"f32": _unpack_float, "f16": _unpack_float, "bf16": _unpack_float, "w8": _unpack_w8,
-              "w8g": _unpack_w8g, "w4": _unpack_w4, "w4a": _unpack_w4}
+_PACKERS = {
+    "f32": _pack_float,
+    "f16": _pack_float,
+    "bf16": _pack_float,
+    "w8": _pack_w8,
+    "w8g": _pack_w8g,
+    "w4": _pack_w4,
+    "w4a": _pack_w4,
+}
+_UNPACKERS = {
+    "f32": _unpack_float,
+    "f16": _unpack_float,
+    "bf16": _unpack_float,
+    "w8": _unpack_w8,
+    "w8g": _unpack_w8g,
+    "w4": _unpack_w4,
+    "w4a": _unpack_w4,
+}

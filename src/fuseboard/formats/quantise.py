@@ -158,8 +158,9 @@ def _w4a(w: Floats, fmt: WeightFormat, clip_search: int) -> Quantised:
     if clip_search:
         centre, half = (high + low) / 2, (high - low) / 2
         factors = [np.float32(1 - 0.4 * i / clip_search) for i in range(clip_search)]
-        factor = _least_error(x, [np.full_like(half, f) for f in factors],
-                              lambda f: (2 * half * f / np.float32(15), centre - half * f))
+        factor = _least_error(
+            x, [np.full_like(half, f) for f in factors], lambda f: (2 * half * f / np.float32(15), centre - half * f)
+        )
         high, low = centre + half * factor, centre - half * factor
     minima = low.astype(np.float16)
     scales = ((high - minima.astype(np.float32)) / np.float32(15)).astype(np.float16)

@@ -49,14 +49,19 @@ def _nibbles(raw_NGb: Bytes) -> Bytes:
 
 def _q4_0(rows: Bytes) -> Quantised:
     block = rows.reshape(len(rows), -1, 18)
-    return Quantised(format=weight_format("w4g32"), codes_NK=_nibbles(block[..., 2:]),
-                     scales_NG=_halves(block[..., :2]))
+    return Quantised(
+        format=weight_format("w4g32"), codes_NK=_nibbles(block[..., 2:]), scales_NG=_halves(block[..., :2])
+    )
 
 
 def _q4_1(rows: Bytes) -> Quantised:
     block = rows.reshape(len(rows), -1, 20)
-    return Quantised(format=weight_format("w4g32a"), codes_NK=_nibbles(block[..., 4:]),
-                     scales_NG=_halves(block[..., :2]), minima_NG=_halves(block[..., 2:4]))
+    return Quantised(
+        format=weight_format("w4g32a"),
+        codes_NK=_nibbles(block[..., 4:]),
+        scales_NG=_halves(block[..., :2]),
+        minima_NG=_halves(block[..., 2:4]),
+    )
 
 
 def _q8_0(rows: Bytes) -> Quantised:
@@ -74,9 +79,12 @@ def _q4_k(rows: Bytes) -> Quantised:
     offsets = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
     quads = block[..., 16:].reshape(len(rows), -1, 32)
     codes = np.stack([quads & 15, quads >> 4], axis=2)
-    return Quantised(format=weight_format("w4g32a"), codes_NK=codes.reshape(len(rows), -1),
-                     scales_NG=(d * factors).astype(np.float16).reshape(len(rows), -1),
-                     minima_NG=(-dmin * offsets).astype(np.float16).reshape(len(rows), -1))
+    return Quantised(
+        format=weight_format("w4g32a"),
+        codes_NK=codes.reshape(len(rows), -1),
+        scales_NG=(d * factors).astype(np.float16).reshape(len(rows), -1),
+        minima_NG=(-dmin * offsets).astype(np.float16).reshape(len(rows), -1),
+    )
 
 
 _EXACT: dict[str, Callable[[Bytes], Quantised]] = {"q4_0": _q4_0, "q4_1": _q4_1, "q8_0": _q8_0, "q4_k": _q4_k}

@@ -42,9 +42,7 @@ def launch_s(launched: LaunchRecord) -> float:
     return (sum(launched.startup_ns.values()) + sum(launched.warmup_ns) + cells) / 1e9
 
 
-def plan(
-    design: DesignRecord, launches: Sequence[LaunchRecord], budget_s: float, *, profiled: bool = False
-) -> Budget:
+def plan(design: DesignRecord, launches: Sequence[LaunchRecord], budget_s: float, *, profiled: bool = False) -> Budget:
     """As many blocks as fit in the time, at least two; each arm is taken to need the median of its launches so far,
     and each quality run and each run with timed operators as long as a launch of its arm."""
     by_arm = {arm.name: [launch_s(r) for r in launches if r.arm == arm.name] for arm in design.arms}

@@ -120,7 +120,5 @@ def explained(analysis: Analysis, finding: Finding, cell: str) -> Explanation | 
 
 def predictor_errors(explanations: Sequence[Explanation]) -> list[float]:
     """Sizes of the predictor's error, as log ratios, where operators changed or were said to: elsewhere it is easy."""
-    changed = (
-        e for e in explanations if max(abs(math.log(e.measured)), abs(math.log(e.predicted or 1.0))) > CHANGED
-    )
+    changed = (e for e in explanations if max(abs(math.log(e.measured)), abs(math.log(e.predicted or 1.0))) > CHANGED)
     return [abs(e.error) for e in changed if e.error is not None]

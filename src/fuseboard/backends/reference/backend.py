@@ -11,8 +11,8 @@ from fuseboard.core.batch import StepBatch, StepOutput
 from fuseboard.core.device import DeviceCaps
 from fuseboard.core.errors import PlanError
 from fuseboard.core.weights import WeightSource
-from fuseboard.formats.convert import converted_rows
 from fuseboard.formats.calibration import head_scales
+from fuseboard.formats.convert import converted_rows
 from fuseboard.formats.kv import KV_FORMATS, fake_quantise, kv_format
 from fuseboard.formats.quantise import dequantise
 from fuseboard.formats.weights import WEIGHT_FORMATS
