@@ -67,9 +67,9 @@ def steps(switches: dict[str, str], count: int, tokens: int) -> StepsProfile:
     operators = (*found, attention, *([] if fused else small))
     dispatch = (1 if "graph" in switches else 8) * 1e6 * count
     sums = StepSums(
-        steps=count, tokens=tokens * count, seqs=4 * count, schedule_ns=round(1e5 * count), prepare_ns=round(2e5 * count),
-        execute_ns=sum(o.ns for o in operators) + round(dispatch), sample_ns=round(2e5 * count),
-        detokenise_ns=round(5e4 * count),
+        steps=count, tokens=tokens * count, seqs=4 * count, schedule_ns=round(1e5 * count),
+        prepare_ns=round(2e5 * count), execute_ns=sum(o.ns for o in operators) + round(dispatch),
+        sample_ns=round(2e5 * count), detokenise_ns=round(5e4 * count),
     )  # fmt: skip
     return StepsProfile(sums=sums, operators=operators)
 

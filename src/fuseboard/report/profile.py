@@ -13,13 +13,14 @@ from fuseboard.report import view
 if TYPE_CHECKING:
     from rich.console import Console
 
-PHASE_COLUMNS = ("part", "decode, ms", "\u00b5s a step", "prefill, ms", "\u00b5s a step", "together, ms", "share")
-OPERATOR_COLUMNS = ("operator", "calls", "\u00b5s", "share", "MB", "GOP", "GB/s", "GOP/s", "of limit", "")
+PHASE_COLUMNS = ("part", "decode, ms", "\u00b5s/step", "prefill, ms", "\u00b5s/step", "both, ms", "share")
+OPERATOR_COLUMNS = ("operator", "calls", "\u00b5s", "share", "MB", "MOP", "GB/s", "GOP/s", "of limit")
 """Calls, microseconds, bytes moved and operations are those of a step."""
 CHANGE_COLUMNS = ("part", "before, ms", "after, ms", "change, ms", "predicted change, ms")
 EXPLAINED_COLUMNS = ("comparison", "operators, ms", "faster", "predicted", "predictor's error", "moved most")
 MINUS = "\u2212"
-SUSPICIOUS, CACHED = "above its ceiling", "in caches"
+SUSPICIOUS, CACHED = "!", "~"
+CACHED_NOTE = f"{CACHED} faster than memory: its activations stayed in caches."
 
 
 def phase_rows(cell: CellProfile) -> list[tuple[str, ...]]:
@@ -27,7 +28,7 @@ def phase_rows(cell: CellProfile) -> list[tuple[str, ...]]:
     parts = [_phase(name, cell, key) for name, key in _STEP_PARTS]
     rest = (
         ("between steps", cell.idle_ns),
-        ("reading the node times", cell.instrument_ns),
+        ("node timing", cell.instrument_ns),
         ("residual", cell.residual_ns),
     )
     parts += [(name, "", "", "", "", _ms(ns), _share(ns, cell.wall_ns)) for name, ns in rest]
@@ -68,11 +69,10 @@ def operator_rows(steps: StepsProfile) -> list[tuple[str, ...]]:
             _us(o.ns / count),
             _share(o.ns, steps.sums.total_ns),
             view.number(moved(o) / count / 1e6),
-            view.number(o.operations / count / 1e9),
+            view.number(o.operations / count / 1e6),
             view.number(moved(o) / o.ns) if o.ns else "",
             view.number(o.operations / o.ns) if o.ns else "",
-            f"{100 * o.limit_ns / o.ns:.0f} %" if o.ns and o.limit_ns else "n/a",
-            note(o),
+            f"{100 * o.limit_ns / o.ns:.0f} % {mark(o)}".rstrip() if o.ns and o.limit_ns else "n/a",
         )
         for o in steps.operators
         if count
@@ -84,22 +84,29 @@ def moved(operator: OperatorRecord) -> int:
     return operator.weight_bytes + operator.kv_bytes + operator.activation_bytes
 
 
-def note(operator: OperatorRecord) -> str:
-    """What to say of an operator that took less time than its ceilings allow."""
+def mark(operator: OperatorRecord) -> str:
+    """The mark of an operator that took less time than its ceilings allow."""
     if operator.streamed_limit_ns > operator.ns:
         return SUSPICIOUS
     return CACHED if operator.limit_ns > operator.ns else ""
 
 
 def suspicious(cell: CellProfile) -> list[str]:
-    """Operators that were faster than this machine can be: something that the numbers rest on is wrong."""
-    return [
-        f"{operator.name} ({kind}) ran at {100 * operator.streamed_limit_ns / operator.ns:.0f} % of its ceiling: the "
-        "cost model or the ceilings are wrong, or its weights stayed in a cache."
+    """What to say of operators that were faster than this machine can be: something the numbers rest on is wrong."""
+    found = [
+        f"{operator.name} of {kind} ({100 * operator.streamed_limit_ns / operator.ns:.0f} %)"
         for kind, steps in (("decode", cell.decode), ("prefill", cell.prefill))
         for operator in steps.operators
-        if operator.ns and note(operator) == SUSPICIOUS
+        if operator.ns and mark(operator) == SUSPICIOUS
     ]
+    reason = "the cost model or the ceilings are wrong, or its weights stayed in a cache"
+    return [f"{SUSPICIOUS} above its ceiling: {', '.join(found)}; {reason}."] if found else []
+
+
+def legend(cell: CellProfile) -> list[str]:
+    """What the marks of the operator tables mean, of those that are there."""
+    marks = {mark(o) for steps in (cell.decode, cell.prefill) for o in steps.operators if o.ns}
+    return [*suspicious(cell), *([CACHED_NOTE] if CACHED in marks else [])]
 
 
 def change_rows(explanation: Explanation) -> list[tuple[str, ...]]:
@@ -145,8 +152,8 @@ def predictor_sentence(analysis: Analysis) -> str:
     if not errors:
         return ""
     return (
-        f"The cost model was off by {_percent(statistics.median(errors)).lstrip('+')} in what the operators gain (median "
-        f"of the {len(errors)} comparisons in which they gain or were said to)."
+        f"The cost model was off by {_percent(statistics.median(errors)).lstrip('+')} in what the operators gain "
+        f"(median of the {len(errors)} comparisons in which they gain or were said to)."
     )
 
 
@@ -208,8 +215,8 @@ def print_profile(record: ProfileRecord, console: "Console | None" = None) -> No
                 _print_table(console, title, OPERATOR_COLUMNS, operator_rows(steps))
         for sentence in filter(None, (ceilings(record.machine), overhead(cell))):
             console.print(sentence, style="dim", highlight=False)
-        for warning in suspicious(cell):
-            console.print(f"Note: {warning}", style="yellow", highlight=False)
+        for sentence in legend(cell):
+            console.print(sentence, style="yellow", highlight=False)
 
 
 def _tokens(steps: StepsProfile) -> str:
@@ -219,9 +226,9 @@ def _tokens(steps: StepsProfile) -> str:
 def _print_table(console: "Console", title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left", title_style="bold")
+    shown = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        shown.add_column(column, justify="left" if i == 0 or not column else "right")
+        shown.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*row)
-    console.print(shown)
+    console.print(shown, "")

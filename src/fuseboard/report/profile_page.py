@@ -61,7 +61,7 @@ def _cell(analysis: Analysis, cell: str, name: str) -> dict[str, Any]:
         ],
         "phases": [(arm, profile.phase_rows(p)) for arm, p in arms],
         "operators": [(f"{arm}, {kind} step", rows) for arm, p in arms for kind, rows in operator_tables(p)],
-        "warnings": [f"{arm}: {text}" for arm, p in arms for text in profile.suspicious(p)],
+        "warnings": [f"{arm}: {text}" for arm, p in arms for text in profile.legend(p)],
     }
 
 
