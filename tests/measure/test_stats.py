@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fuseboard.measure import design as designs
 from fuseboard.measure import stats
 
 SIGMA = 0.02
@@ -144,3 +145,90 @@ def test_drift_is_noticed() -> None:
     assert drifting is not None
     assert stats.drift_p(steady) > 0.01
     assert stats.drift_p(drifting) < 0.01
+
+
+def share(n: int, happens: object) -> float:
+    return sum(bool(happens(seed)) for seed in range(n)) / n  # type: ignore[operator]
+
+
+def at_most(rate: float, n: int) -> float:
+    """The rate and two standard errors of its estimate."""
+    return rate + 2 * (rate * (1 - rate) / n) ** 0.5
+
+
+@pytest.mark.parametrize("blocks", [3, 5])
+def test_identical_arms_are_told_apart_as_rarely_as_promised(blocks: int) -> None:
+    assert share(1000, lambda seed: estimates(seed, {}, blocks)["same"].p < stats.ALPHA) <= at_most(0.05, 1000)
+
+
+def with_orders(seed: int, blocks: int, slope: float) -> stats.Fit:
+    """Launches in the orders that a design gives; each takes `slope` longer (log) than the one before it."""
+    rng = np.random.default_rng(seed)
+    observations = [
+        stats.Observation(arm=arm, block=b, order=i, log_value=slope * i + rng.normal(0, SIGMA))
+        for b, order in enumerate(designs.orders(list(ARMS), blocks, seed))
+        for i, arm in enumerate(order)
+    ]
+    model = stats.fit(observations)
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 5])
+def test_steady_machines_are_rarely_said_to_drift(blocks: int) -> None:
+    assert share(1000, lambda seed: stats.drift_p(with_orders(seed, blocks, 0.0)) < 0.01) <= at_most(0.01, 1000)
+
+
+def test_a_drift_of_the_size_of_the_noise_is_seen_and_cancels_in_pairs_of_blocks() -> None:
+    assert share(200, lambda seed: stats.drift_p(with_orders(seed, 4, SIGMA / 2)) < 0.01) > 0.95
+    gains = [with_orders(seed, 4, SIGMA / 2).contrast({"f": 1.0, "base": -1.0})[0] for seed in range(400)]
+    assert abs(np.mean(gains)) < 3 * np.std(gains) / len(gains) ** 0.5
+
+
+def test_intervals_of_interactions_and_means_over_orders_cover_the_truth() -> None:
+    truth = {"a": -0.05, "b": 0.01, "c": -0.4}
+    sums = (
+        {"c": 1.0, "b": -1.0, "a": -1.0, "base": 1.0},
+        {"a": 0.5, "base": -0.5, "c": 0.5, "b": -0.5},
+        {"a": 1 / 3, "base": -2 / 3, "d": 1 / 3, "c": 1 / 3, "b": -1 / 3},
+    )
+    covered = total = 0
+    for seed in range(1000):
+        model = stats.fit(simulate(seed, truth, blocks=3))
+        assert model is not None
+        for weights in sums:
+            found = stats.estimate(model, weights, lower_is_better=True)
+            assert found is not None
+            real = -sum(w * truth.get(arm, 0.0) for arm, w in weights.items())
+            covered += found.low <= real <= found.high
+            total += 1
+    assert covered / total >= 0.93
+
+
+def test_occasional_slow_launches_raise_no_false_alarms() -> None:
+    """Noise with heavy tails (Student's t, 3 degrees of freedom): the family-wise error stays at its level."""
+
+    def wrong(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        noisy = [
+            stats.Observation(arm=arm, block=b, order=i, log_value=SIGMA * float(rng.standard_t(3)))
+            for b in range(5)
+            for i, arm in enumerate(ARMS)
+        ]
+        model = stats.fit(noisy)
+        assert model is not None
+        found = [stats.estimate(model, {arm: 1.0, "base": -1.0}, lower_is_better=True) for arm in ARMS[1:]]
+        return min(stats.holm([e.p for e in found if e])) < stats.ALPHA
+
+    assert share(1000, wrong) <= at_most(0.05, 1000)
+
+
+def test_equivalent_is_rarely_said_of_what_is_not() -> None:
+    """An effect exactly at the margin is called equivalent in at most 5 % of the runs."""
+    margin = 0.03
+
+    def wrong(seed: int) -> bool:
+        found = estimates(seed, {"a": float(np.log1p(margin))})["a"]
+        return stats.verdict(found, 1.0, margin) == stats.EQUIVALENT
+
+    assert share(1000, wrong) <= at_most(0.05, 1000)

@@ -28,7 +28,8 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A fitted model. `covariance_AA` belongs to the arms' effects, without the factor `sigma`**2."""
+    """A fitted model. `covariance_AA` belongs to the arms' effects, without the factor `sigma`**2; `orders_N` is what
+    arms and blocks leave unexplained of the launches' places."""
 
     arms: tuple[str, ...]
     effects_A: NDArray[np.float64]
@@ -61,6 +62,7 @@ def fit(observations: Sequence[Observation]) -> Fit | None:
     inverse_PP = np.linalg.pinv(design_NP.T @ design_NP).astype(np.float64)
     beta_P = inverse_PP @ design_NP.T @ y_N
     residuals_N = y_N - design_NP @ beta_P
+    orders_N = np.array([o.order for o in observations], dtype=np.float64)
     return Fit(
         arms=arms,
         effects_A=beta_P[: len(arms)],
@@ -68,7 +70,7 @@ def fit(observations: Sequence[Observation]) -> Fit | None:
         sigma=float((residuals_N @ residuals_N / dof) ** 0.5),
         dof=dof,
         residuals_N=residuals_N,
-        orders_N=np.array([o.order for o in observations], dtype=np.float64),
+        orders_N=orders_N - design_NP @ (inverse_PP @ design_NP.T @ orders_N),
     )
 
 
@@ -145,12 +147,17 @@ def smallest_detectable(error: float, dof: int, comparisons: int) -> float:
 
 
 def drift_p(model: Fit) -> float:
-    """p-value of a trend of the residuals with the place in the block: small when late launches differ from early."""
-    from scipy import stats
+    """p-value of a trend of the times with the place in the block, beside arms and blocks: small when late launches
+    differ from early ones."""
+    from scipy import special
 
-    if np.ptp(model.orders_N) == 0 or np.ptp(model.residuals_N) == 0:
+    spread = float(model.orders_N @ model.orders_N)
+    if model.dof < 2 or spread < 1e-9:
         return 1.0
-    return float(stats.linregress(model.orders_N, model.residuals_N).pvalue)
+    slope = float(model.orders_N @ model.residuals_N) / spread
+    left = float(model.residuals_N @ model.residuals_N) - slope**2 * spread
+    error = (max(left, 1e-30) / (model.dof - 1) / spread) ** 0.5
+    return 2 * float(special.stdtr(model.dof - 1, -abs(slope) / error))
 
 
 def paired(observations: Sequence[Observation], treatment: str, reference: str) -> list[float]:
