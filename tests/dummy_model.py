@@ -11,9 +11,17 @@ CONFIG = {
 }  # fmt: skip
 
 
-def write_dummy(folder: Path) -> str:
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 64,
+    "sliding_window_pattern": 2, "query_pre_attn_scalar": 16, "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+"""What makes it a model with a norm between a projection and its residual."""
+
+
+def write_dummy(folder: Path, changes: dict[str, object] | None = None) -> str:
     """The model's name: a folder with nothing but a config.json."""
     path = folder / "dummy"
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "config.json").write_text(json.dumps(CONFIG | (changes or {})))
     return str(path)

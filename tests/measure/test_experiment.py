@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from dummy_model import write_dummy
+from dummy_model import GEMMA, write_dummy
 from fuseboard.core.errors import UserError
-from fuseboard.measure import bench, experiment, machine, record
+from fuseboard.measure import bench, budget, experiment, machine, record
 from fuseboard.measure.analysis import analyse
 from fuseboard.measure.launch import LaunchSpec, launch, run_child
 from fuseboard.measure.options import AblateOptions, BenchOptions
@@ -147,6 +151,66 @@ def test_quality_stands_beside_speed(cache: Path) -> None:
     (record_,) = [line for line in record.read(path) if isinstance(line, QualityRecord)]
     assert record_.error is None
     assert 0 < record_.values["kl_mean"] < 0.01
+
+
+def test_a_budget_adds_blocks(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = experiment.run(options(cache, blocks=None, budget="1s", quality=False, profile=False))
+    assert "less than the two" in capsys.readouterr().err
+    first = [line for line in record.read(path) if isinstance(line, LaunchRecord)]
+    assert {r.block for r in first} == {0, 1}
+    each = sum(budget.launch_s(r) for r in first) / 2
+    path = experiment.run(options(cache, blocks=None, budget=f"{4.5 * each:.2f}s", quality=False, profile=False))
+    assert "4 will run and find gains from" in capsys.readouterr().err
+    launches = [line for line in record.read(path) if isinstance(line, LaunchRecord)]
+    assert launches[:6] == first, "the blocks of before count"
+    assert sorted((r.block, r.arm) for r in launches) == sorted(
+        (b, a) for b in range(4) for a in ("A/A", "all off", "all on")
+    )
+    assert analyse(record.read(path)).complete
+
+
+def test_a_switch_without_effect_is_left_out_and_said(cache: Path) -> None:
+    """The projections of this family are followed by a norm: there is no residual to add."""
+    chosen = {"only": (), "design": "quick", "quality": False, "profile": False}
+    asked = options(cache, **chosen)
+    write_dummy(cache, GEMMA)
+    grouped = experiment.prepare(asked)
+    assert not any("fuse.residual" in arm.switches for arm in grouped.design.arms)
+    assert any("fuse.residual is left out" in note for note in grouped.design.notes)
+    assert all(arm.plan_digest for arm in grouped.design.arms)
+    single = dataclasses.replace(asked, design="alone")
+    reasons = {c.name: c.unavailable for c in experiment.prepare(single).design.comparisons if c.unavailable}
+    assert "cannot take effect" in reasons["fuse.residual"]
+    held = dataclasses.replace(single, set=("fuse.residual=on",))
+    with pytest.raises(UserError, match="cannot take effect"):
+        experiment.prepare(held)
+
+
+def test_an_interrupt_leaves_a_report_and_costs_one_launch(cache: Path) -> None:
+    out = cache / "out"
+    command = [
+        sys.executable, "-m", "fuseboard.cli", "ablate", write_dummy(cache), "--load-format", "dummy", "--threads", "1",
+        "--out", str(out), "--design", "ladder", "--only", "graph", "--workload", "quick", "--blocks", "2",
+        "--no-quality",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(launches_in(out)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    kept = launches_in(out)
+    assert 2 <= len(kept) < 6
+    assert "stopped early" in (out / "report.html").read_text()
+    assert json.loads((out / "summary.json").read_text())["complete"] is False
+    experiment.run(options(cache, quality=False, profile=False))
+    whole = launches_in(out)
+    assert (len(whole), whole[: len(kept)]) == (6, kept)
+
+
+def launches_in(out: Path) -> list[LaunchRecord]:
+    return [line for line in record.read(out / "records.jsonl") if isinstance(line, LaunchRecord)]
 
 
 def test_dry_run_lists_and_starts_nothing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
