@@ -3,7 +3,7 @@ PYTHON ?= $(VENV)/bin/python
 BUILD ?= build/dev
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint native clean
+.PHONY: demo test lint selfcheck native clean
 
 demo: $(INSTALLED) ## set up, fetch a small model, measure what the switches are worth, write out/demo/report.html
 	$(VENV)/bin/fuseboard ablate smollm2-135m --design quick --out out/demo
@@ -15,6 +15,9 @@ lint: $(VENV)/.dev ## style and types
 	$(PYTHON) -m ruff check src tests benchmarks
 	$(PYTHON) -m ruff format --check src tests benchmarks
 	$(PYTHON) -m mypy
+
+selfcheck: $(INSTALLED) ## check the laboratory on a real engine; wants a quiet machine
+	$(VENV)/bin/python -m fuseboard.measure.selfcheck --out benchmarks/selfcheck
 
 native: ## build the native module in place, for development
 	@mkdir -p $(BUILD)

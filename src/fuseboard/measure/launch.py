@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseboard.core.errors import DoesNotFitError, UserError
-from fuseboard.measure import machine, memory
+from fuseboard.measure import machine, memory, plants
 from fuseboard.measure.drive import Submit, run_cell, step_sums
 from fuseboard.measure.record import CellRecord, Failure, LaunchRecord, decode, from_line, to_line
 from fuseboard.measure.subject import EngineArgs, load_subject
@@ -26,7 +26,8 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """What a launch has to do. `spawned_ns` is the monotonic time at which the parent started it."""
+    """What a launch has to do. `spawned_ns` is the monotonic time at which the parent started it; `plant` is a fault of
+    the self-check."""
 
     arm: str
     block: int
@@ -35,6 +36,7 @@ class LaunchSpec:
     workload: Workload
     code_digest: str
     spawned_ns: int = 0
+    plant: str = ""
 
 
 def blank_record(spec: LaunchSpec) -> LaunchRecord:
@@ -58,10 +60,10 @@ def run(spec: LaunchSpec) -> LaunchRecord:
     """Do the launch in this process."""
     started_ns = time.monotonic_ns()
     subject = load_subject(spec.engine)
-    opened = subject.open(spec.engine)
+    opened = subject.open(spec.engine, spec.plant)
     loaded_ns = time.monotonic_ns()
     engine, plan = opened.engine, opened.plan
-    submit = submitter(engine)
+    submit = plants.in_requests(submitter(engine), spec.plant)
     at_start = dict(engine.counters())
     warmup_ns = warm_up(engine, submit, spec.workload)
     cells = tuple(_measure(engine, submit, cell) for cell in spec.workload.cells)

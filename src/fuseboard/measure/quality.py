@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class QualitySpec:
     code_digest: str
     folder: str
     is_reference: bool
+    plant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,16 @@ class Answer:
 
 
 def compare(
-    engine: EngineArgs, baseline: ArmRecord, arms: Sequence[ArmRecord], code_digest: str
+    engine: EngineArgs,
+    baseline: ArmRecord,
+    arms: Sequence[ArmRecord],
+    code_digest: str,
+    plants: Mapping[str, str] | None = None,
 ) -> Iterator[QualityRecord | None]:
-    """The baseline first, which gives None, then a record for each arm; a process that fails gives its failure."""
+    """The baseline first, which gives None, then a record for each arm; a process that fails gives its failure.
+
+    `plants` are faults of the self-check by arm.
+    """
     limits = replace(engine, max_model_len=2 * CHUNK_LEN, max_num_seqs=1, kv_memory=None)
     with tempfile.TemporaryDirectory(prefix="fuseboard-quality-") as folder:
         for arm in (baseline, *arms):
@@ -64,6 +72,7 @@ def compare(
                 code_digest=code_digest,
                 folder=folder,
                 is_reference=arm is baseline,
+                plant=(plants or {}).get(arm.name, ""),
             )
             record = _in_child(spec)
             if not spec.is_reference:
@@ -94,7 +103,7 @@ def run(spec: QualitySpec) -> QualityRecord:
     prompts = Prompts(subject.model.tokenizer, seed=1)
     chunks = [prompts.take(CHUNK_LEN) for _ in range(CHUNKS)]
     questions = [prompts.take(PROMPT_LEN) for _ in range(PROMPTS)]
-    opened = subject.open(spec.engine)
+    opened = subject.open(spec.engine, spec.plant)
     answers = [greedy_answer(opened, ids, ANSWER_LEN) for ids in questions]
     record = replace(_blank(spec), model_digest=subject.model.digest, tokens=CHUNKS * CHUNK_LEN)
     stored = Path(spec.folder)

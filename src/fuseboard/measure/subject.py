@@ -9,6 +9,7 @@ from fuseboard.backends.calibrate import compile_plan
 from fuseboard.backends.registry import DEFAULT, get_backend
 from fuseboard.core.device import DeviceCaps
 from fuseboard.load import LoadedModel, load_model
+from fuseboard.measure import plants
 from fuseboard.plan.build import Limits, build_plan
 from fuseboard.plan.plan import ExecutionPlan
 
@@ -71,12 +72,12 @@ class Subject:
             limits=Limits(max_model_len=args.max_model_len, max_num_seqs=args.max_num_seqs, kv_memory=args.kv_memory),
         )
 
-    def open(self, args: EngineArgs) -> Opened:
-        """Load the weights and make the engine of an arm."""
+    def open(self, args: EngineArgs, plant: str = "") -> Opened:
+        """Load the weights and make the engine of an arm, for the self-check with a fault planted in its steps."""
         from fuseboard.execute.engine import Engine
 
         plan = self.plan(args)
-        executable = compile_plan(self.backend, plan, self.model)
+        executable = plants.in_steps(compile_plan(self.backend, plan, self.model), plant)
         return Opened(engine=Engine(executable, plan, self.model.tokenizer), plan=plan, executable=executable)
 
 
