@@ -9,6 +9,7 @@ import simulated
 import simulated_profiles
 from fuseboard.measure.analysis import Analysis, analyse
 from fuseboard.measure.explained import explain, explained, parts, predictor_errors
+from fuseboard.measure.record import ProfileRecord
 
 CELL = "4 at a time"
 
@@ -22,7 +23,7 @@ def ladder() -> Analysis:
 def test_the_parts_are_the_whole_wall_time() -> None:
     cell = simulated_profiles.cell(CELL, {})
     assert sum(parts(cell).values()) == cell.wall_ns - cell.instrument_ns
-    assert parts(cell)["dispatch"] == 35 * 8_000_000
+    assert parts(cell)["dispatch"] == simulated_profiles.STEPS * 8_000_000
 
 
 def test_the_difference_says_which_part_moved(ladder: Analysis) -> None:
@@ -30,13 +31,13 @@ def test_the_difference_says_which_part_moved(ladder: Analysis) -> None:
     captured = steps["+ graph"]
     assert captured is not None
     assert captured.moved.name == "dispatch"
-    assert captured.moved.change_ns == -35 * 7_000_000
+    assert captured.moved.change_ns == -simulated_profiles.STEPS * 7_000_000
     assert captured.measured == 1.0
     fused = steps["+ fuse.swiglu"]
     assert fused is not None
     gone = {c.name for c in fused.changes if c.before_ns and not c.after_ns}
     assert gone == set(simulated_profiles.SMALL)
-    assert sum(c.change_ns for c in fused.changes if c.name in gone) == -35 * 11_000_000
+    assert sum(c.change_ns for c in fused.changes if c.name in gone) == -simulated_profiles.STEPS * 11_000_000
 
 
 def test_the_predictors_error_is_the_ratio_of_ratios(ladder: Analysis) -> None:
@@ -80,3 +81,19 @@ def test_only_profiles_of_the_same_conditions_count() -> None:
         others = [dataclasses.replace(p, **changed) for p in made]  # type: ignore[arg-type]
         assert analyse([*lines, *others]).profiles == ()
     assert len(analyse([*lines, *made]).profiles) == len(made)
+
+
+def test_a_disturbed_pass_is_left_out_with_a_warning() -> None:
+    lines = simulated.experiment(["quick"], blocks=2)
+    first, *others = simulated_profiles.profiles(lines)
+    assert isinstance(first, ProfileRecord)
+    usual = analyse([*lines, first]).launches_of(first.arm)[0].cells[0]
+    (cell,) = first.cells
+    long = 2.5 * (usual.end_ns - usual.start_ns)
+    slow = dataclasses.replace(first, cells=(dataclasses.replace(cell, wall_ns=round(long)),))
+    analysis = analyse([*lines, slow, *others])
+    assert analysis.profile_of(first.arm, CELL) is not None, "the A/A arm has the same settings"
+    assert slow not in analysis.profiles
+    alone = analyse([*lines, slow])
+    assert alone.profiles == ()
+    assert any(f"profile of {first.arm} is left out" in warning for warning in alone.warnings)

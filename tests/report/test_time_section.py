@@ -13,7 +13,7 @@ import simulated
 import simulated_profiles
 from fuseboard.measure.analysis import Analysis, analyse
 from fuseboard.measure.record import CellProfile, OperatorRecord
-from fuseboard.report import html, markdown, profile, summary
+from fuseboard.report import html, markdown, profile, summary, view
 
 CELLS = ("one stream", "8 mixed streams")
 
@@ -76,7 +76,8 @@ def test_phases_add_up_in_the_table() -> None:
     rows = {row[0]: row for row in profile.phase_rows(cell)}
     shares = [float(row[-1].split()[0]) for name, row in rows.items() if name != "wall time"]
     assert sum(shares) == pytest.approx(100, abs=0.5)
-    assert rows["operators"][1] == "1,421"
+    assert rows["operators"][1] == view.number(cell.decode.operators_ns / 1e6)
+    assert rows["operators"][2] == view.number(cell.decode.operators_ns / cell.decode.sums.steps / 1e3)
 
 
 def with_operator(**numbers: Any) -> CellProfile:

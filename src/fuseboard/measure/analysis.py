@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fuseboard.core.errors import UserError
 from fuseboard.measure import gate, stats
 from fuseboard.measure.metrics import METRICS, PRIMARY, Metric
+from fuseboard.measure.profiled import belongs, disturbed, left_out
 from fuseboard.measure.record import (
     ArmRecord,
     CellProfile,
@@ -132,25 +133,16 @@ def analyse(lines: Sequence[Line]) -> Analysis:
         arm.name: gate.fault(q, arm.switches, design.max_kl) for arm in design.arms if (q := _answers(arm, latest))
     }
     findings = _findings(design, launches, models, {name: why for name, why in wrong.items() if why})
+    passes = [p for p in lines if isinstance(p, ProfileRecord) and belongs(p, design)]
+    profiles = [p for p in passes if not disturbed(p, launches)]
     return Analysis(
         design=design,
         launches=tuple(launches),
         quality=tuple(latest.values()),
         cells=cells,
         findings=tuple(findings),
-        warnings=tuple(_warnings(design, launches, findings, models)),
-        profiles=tuple(p for p in lines if isinstance(p, ProfileRecord) and belongs(p, design)),
-    )
-
-
-def belongs(line: ProfileRecord, design: DesignRecord) -> bool:
-    """The profiling pass succeeded under the design's model, workload, code and machine."""
-    return (
-        line.error is None
-        and line.model == design.model
-        and line.workload_digest == design.workload_digest
-        and line.code_digest == design.code_digest
-        and line.machine.kind == design.machine.kind
+        warnings=(*_warnings(design, launches, findings, models), *left_out(passes, profiles)),
+        profiles=tuple(profiles),
     )
 
 

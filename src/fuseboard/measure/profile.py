@@ -8,11 +8,12 @@ from typing import Any
 
 from fuseboard.core.errors import UserError
 from fuseboard.measure import bench, experiment, machine, setup, workload
-from fuseboard.measure.analysis import belongs
+from fuseboard.measure.analysis import matching
 from fuseboard.measure.ceilings import ensure_ceilings
 from fuseboard.measure.launch import LaunchSpec
 from fuseboard.measure.options import ProfileOptions
 from fuseboard.measure.profile_pass import ProfileSpec, profile
+from fuseboard.measure.profiled import belongs, disturbed
 from fuseboard.measure.record import ArmRecord, CellProfile, DesignRecord, Line, ProfileRecord, StepsProfile
 from fuseboard.measure.subject import Subject, load_subject
 from fuseboard.measure.workload import Workload
@@ -72,7 +73,12 @@ def _cell_json(cell: CellProfile) -> dict[str, Any]:
 
 
 def missing(design: DesignRecord, known: Sequence[Line], *, resume: bool = True) -> list[ArmRecord]:
-    """The first arm of every plan of the design that no known pass profiled under the same conditions."""
-    have = {line.plan_digest for line in known if isinstance(line, ProfileRecord) and resume and belongs(line, design)}
+    """The first arm of every plan of the design that no known pass profiled undisturbed, under the same conditions."""
+    launches = matching(known, design)
+    have = {
+        line.plan_digest
+        for line in known
+        if isinstance(line, ProfileRecord) and resume and belongs(line, design) and not disturbed(line, launches)
+    }
     first = {arm.plan_digest: arm for arm in reversed(design.arms) if arm.plan_digest}
     return [arm for arm in design.arms if arm.plan_digest not in have and first.get(arm.plan_digest) is arm]

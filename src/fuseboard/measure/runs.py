@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fuseboard.core.errors import UserError
 from fuseboard.measure import metrics, record
-from fuseboard.measure.analysis import belongs, matching
+from fuseboard.measure.analysis import matching
+from fuseboard.measure.profiled import belongs
 from fuseboard.measure.record import (
     CellProfile,
     CellRecord,

@@ -10,7 +10,7 @@ from fuseboard.measure.analysis import Analysis
 from fuseboard.measure.design import BASELINE, FULL
 from fuseboard.measure.explained import DISPATCH, HOST, IDLE, parts
 from fuseboard.measure.record import CellProfile, Machine, OperatorRecord
-from fuseboard.report.plots import INK, MUTED, SERIES, beside, canvas, styled, svg
+from fuseboard.report.plots import INK, LINE, MUTED, SERIES, beside, canvas, styled, svg
 from fuseboard.report.profile import moved
 
 SHOWN: Mapping[str, tuple[str, ...]] = {
@@ -68,18 +68,19 @@ def roofline(profile: CellProfile, machine: Machine, name: str) -> str:
     intensities = [o.operations / moved(o) for o in shown]
     low, high = min(0.1, *intensities) / 1.6, max(100.0, *intensities) * 1.6
     _roofs(axis, machine, low, high)
-    for (label, marker, operators), color in zip(points, (SERIES[0], SERIES[1]), strict=True):
-        x, y = ([f(o) for o in operators] for f in (_intensity, _rate))
-        axis.plot(x, y, marker, color=color, markersize=6, label=label)
-        _labels(axis, operators)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlim(low, high)
     axis.set_ylim(min(_rate(o) for o in shown) / 2.5, max(machine.integer_ops_per_s, machine.flops_per_s) / 1e9 * 1.9)
+    for (label, marker, operators), color in zip(points, (SERIES[0], SERIES[1]), strict=True):
+        x, y = ([f(o) for o in operators] for f in (_intensity, _rate))
+        axis.plot(x, y, marker, color=color, markersize=6, label=label)
+    axis.figure.canvas.draw()
+    _labels(axis, shown)
     axis.grid(axis="y")
     axis.set_xlabel("operations a byte moved")
     axis.set_ylabel("GOP/s", color=MUTED)
-    axis.legend(frameon=False, loc="lower right", fontsize=9)
+    axis.legend(frameon=False, loc="upper left", fontsize=9)
     return svg(figure, f"Operators under the roofline, {profile.name}", name)
 
 
@@ -108,12 +109,35 @@ def _roofs(axis: Any, machine: Machine, low: float, high: float) -> None:
     axis.annotate(text, (at, at * slope), (-6, 6), textcoords="offset points", ha="right", fontsize=8, color=MUTED)
 
 
+PLACES = [(7, 0, "left"), (-7, 0, "right")] + [
+    (x, side * y, "left" if x > 0 else "right") for y in (11, 22, 33, 44, 55) for x in (9, -9) for side in (-1, 1)
+]
+"""Offsets of a label from its point in points, the nearest first, and which of its ends is there."""
+FONT = 8
+
+
 def _labels(axis: Any, operators: Sequence[OperatorRecord]) -> None:
-    """Names beside the points, those of near neighbours above and below in turn."""
-    known: list[tuple[float, float]] = []
-    for operator in sorted(operators, key=_rate, reverse=True):
-        x, y = _intensity(operator), _rate(operator)
-        near = sum(abs(math.log(x / a)) < 1.2 and abs(math.log(y / b)) < 0.5 for a, b in known)
-        shift = (7, (1 if near % 2 else -1) * 9 * ((near + 1) // 2))
-        axis.annotate(operator.name, (x, y), shift, textcoords="offset points", va="center", fontsize=8)
-        known.append((x, y))
+    """A name beside every point where no other name or point is, with a thin line where that is further away."""
+    at = [axis.transData.transform((_intensity(o), _rate(o))) * 72 / axis.figure.dpi for o in operators]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in at]
+    for operator, (x, y) in zip(operators, at, strict=True):
+        dx, dy, end = next((p for p in PLACES if _free(_box(operator.name, x, y, p), taken)), PLACES[0])
+        taken.append(_box(operator.name, x, y, (dx, dy, end)))
+        axis.annotate(
+            operator.name, (_intensity(operator), _rate(operator)), (dx, dy), textcoords="offset points", ha=end,
+            va="center", fontsize=FONT, arrowprops={"arrowstyle": "-", "color": LINE, "linewidth": 0.7} if dy else None,
+        )  # fmt: skip
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(text: str, x: float, y: float, place: tuple[int, int, str]) -> Box:
+    dx, dy, end = place
+    width = 0.58 * FONT * len(text)
+    left = x + dx - (width if end == "right" else 0)
+    return left, y + dy - FONT * 0.6, left + width, y + dy + FONT * 0.6
+
+
+def _free(box: Box, taken: Sequence[Box]) -> bool:
+    return all(box[2] < t[0] or t[2] < box[0] or box[3] < t[1] or t[3] < box[1] for t in taken)
