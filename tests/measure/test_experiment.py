@@ -90,6 +90,32 @@ def test_a_child_that_crashes_or_is_killed_says_how(tmp_path: Path, monkeypatch:
     assert "SIGSEGV" in problems[2].message
 
 
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    child = "import time\nfrom fuseboard.measure.launch import private_stdout\nprivate_stdout()\ntime.sleep(600)\n"
+    (tmp_path / "sleeping_child.py").write_text(child)
+    parent = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'sleeping_child'], start_new_session=True)\n"
+        "time.sleep(1.5)\nprint(p.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 20
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(pid)
+
+
+def running(pid: int) -> bool:
+    """Whether the process lives; one that nobody waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def options(folder: Path, **more: object) -> AblateOptions:
     chosen = {"design": "ladder", "only": ("graph",), "workload": "quick", "blocks": 2, "threads": 1} | more
     return AblateOptions(

@@ -4,6 +4,7 @@
 starts that process, bounds its time, and turns every way it can end into a record.
 """
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -22,6 +23,8 @@ from fuseboard.measure.subject import EngineArgs, load_subject
 from fuseboard.measure.workload import Cell, Request, Workload
 
 NS = 1_000_000_000
+PR_SET_PDEATHSIG = 1
+"""Of the operating system's prctl: the signal that a process gets when its parent ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +183,11 @@ def answer(line: str, out: int) -> None:
 
 
 def private_stdout() -> int:
-    """Move stdout away, so that nothing a library prints can mix with the result; the descriptor for `answer`."""
+    """Move stdout away, so that nothing a library prints can mix with the result; the descriptor for `answer`.
+
+    From here on the process dies with its parent: one that nobody waits for would disturb the next measurement.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     out = os.dup(1)
     os.dup2(2, 1)
     return out
