@@ -117,14 +117,21 @@ def measure(bench: Bench) -> None:
         outcomes.append(measure_row(bench, row))
         print(table.markdown(outcomes[-1:]), flush=True)
         write(bench, target, outcomes, divergence)
-    for model, shipped in bench.shipped.items():
-        if (text := bench.options.text) is None:
-            break
-        share = bench.options.quality_share
-        divergence[model] = quality.both(bench.at, model, shipped, text, bench.options.threads, share)
+    for model in bench.shipped if bench.options.text else ():
+        try:
+            divergence[model] = measure_quality(bench, model)
+        except PeerError as error:
+            say(f"No divergence of {model}: {error}")
+            continue
         print(table.quality_markdown({model: divergence[model]}), flush=True)
         write(bench, target, outcomes, divergence)
     say(f"written: {target.with_suffix('.md')}")
+
+
+def measure_quality(bench: Bench, model: str) -> quality.Divergence:
+    options = bench.options
+    assert options.text is not None
+    return quality.both(bench.at, model, bench.shipped[model], options.text, options.threads, options.quality_share)
 
 
 def measure_row(bench: Bench, row: Row) -> Outcome:

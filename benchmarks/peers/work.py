@@ -50,7 +50,7 @@ class Row:
         return {} if self.weights is None else {"weights": self.weights}
 
 
-W4, W4_FINE, W8 = "w4a8:g64", "w4a8:g32", "w8a16"
+W4, W4_FINE, W4_PAIRS, W8 = "w4a8:g64", "w4a8:g32", "w4a8:g32a", "w8a16"
 ONE = Work(kind="decode", prompt=128, output=128)
 PROMPT = Work(kind="prefill", prompt=512)
 TRANSFORMERS = ("transformers-f32", "transformers-bf16")
@@ -96,6 +96,7 @@ ROWS: tuple[Row, ...] = (
     *_both("decode-native", ONE, "native", "shipped", (2.3, 1.4)),
     *_both("decode-w4", ONE, W4, "Q4_0", (1.8, 1.7)),
     *_both("decode-w4g32", ONE, W4_FINE, "Q4_0", (None, None)),
+    *_both("decode-w4g32a", ONE, W4_PAIRS, "Q4_0", (None, None)),
     *_both("decode-w8", ONE, W8, "Q8_0", (1.5, 1.5)),
     *_both("prefill-native", PROMPT, "native", "shipped", (None, None)),
     *_both("prefill-w4", PROMPT, W4, "Q4_0", (2.2, 2.2)),
@@ -111,5 +112,5 @@ ROWS: tuple[Row, ...] = (
     *_frameworks(),
 )
 
-QUALITY_FORMATS = ("native", W4, W4_FINE, W8)
+QUALITY_FORMATS = ("native", W4, W4_FINE, W4_PAIRS, W8)
 QUALITY_FILES = ("shipped", "Q4_0", "Q8_0")
