@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from fuseboard.measure import design as designs
+from fuseboard.measure import studies
 from fuseboard.measure.record import (
     CellRecord,
     DesignRecord,
@@ -151,8 +152,32 @@ def experiment(
     refused: dict[str, str] | None = None,
 ) -> list[Line]:
     """All the records of a run."""
-    rng = np.random.default_rng(seed)
     design = make_design(parts, blocks, only, refused)
+    return run(design, noise=noise, seed=seed, cells=cells, idle=idle, speed=speed)
+
+
+def study(made: studies.Study, *, cells: tuple[str, ...], blocks: int = 3, noise: float = 0.01) -> list[Line]:
+    """All the records of a published report's ladder."""
+    built = studies.make(made, fixed={}, refused={})
+    design = make_design(
+        ["quick"], blocks, design=made.name, source=made.name, arms=built.arms, comparisons=built.comparisons,
+        quality_arms=built.quality_arms,
+    )  # fmt: skip
+    return run(design, noise=noise, seed=0, cells=cells)
+
+
+def run(
+    design: DesignRecord,
+    *,
+    noise: float,
+    seed: int,
+    cells: tuple[str, ...],
+    idle: tuple[str, ...] = (),
+    speed: dict[str, float] | None = None,
+) -> list[Line]:
+    """The design and its launches in order, then the answers."""
+    rng = np.random.default_rng(seed)
+    blocks = design.blocks
     settings = {arm.name: arm.switches for arm in design.arms}
     factors = SPEED if speed is None else speed
     lines: list[Line] = [design]
