@@ -57,6 +57,8 @@ def bars(analysis: Analysis, cell: str, name: str) -> str:
 @styled
 def roofline(profile: CellProfile, machine: Machine, name: str) -> str:
     """Rate of every operator class against its operations a byte, under the measured ceilings."""
+    from matplotlib.ticker import NullFormatter
+
     kinds = (("decode step", "o", profile.decode.operators), ("prefill step", "s", profile.prefill.operators))
     points = [
         (label, marker, [o for o in found if o.ns and o.operations and moved(o)]) for label, marker, found in kinds
@@ -70,8 +72,13 @@ def roofline(profile: CellProfile, machine: Machine, name: str) -> str:
     _roofs(axis, machine, low, high)
     axis.set_xscale("log")
     axis.set_yscale("log")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_formatter("{x:g}")
+        side.set_minor_formatter(NullFormatter())
     axis.set_xlim(low, high)
-    axis.set_ylim(min(_rate(o) for o in shown) / 2.5, max(machine.integer_ops_per_s, machine.flops_per_s) / 1e9 * 1.9)
+    axis.set_ylim(
+        min(5.0, *(_rate(o) / 2.5 for o in shown)), max(machine.integer_ops_per_s, machine.flops_per_s) / 1e9 * 1.9
+    )
     for (label, marker, operators), color in zip(points, (SERIES[0], SERIES[1]), strict=True):
         x, y = ([f(o) for o in operators] for f in (_intensity, _rate))
         axis.plot(x, y, marker, color=color, markersize=6, label=label)
