@@ -36,7 +36,7 @@ constexpr const char *kCounterNames[] = {
     "graph_replays",   "eager_calls",       "fused_qkv",      "fused_norm_qkv_rope", "fused_residual", "fused_swiglu",
     "fused_lm_head",   "attention_naive",   "attention_blockwise", "kv_int8_bytes",  "kv_half_bytes",  "kv_clipped",
     "w4_bytes",        "w8_bytes",          "half_bytes",     "f32_bytes",           "rope_computed",
-    "pinned_runs",     "barriers_saved",    "prefetched_bytes"};
+    "pinned_runs",     "barriers_saved",    "prefetched_bytes",    "tuned_calls"};
 
 void bind_core(nanobind::module_ &m);        // memory, team, step, structs
 void bind_program(nanobind::module_ &m);     // the program and its operations

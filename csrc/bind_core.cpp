@@ -48,10 +48,11 @@ nb::dict counters(Team &team) {
 
 void bind_team(nb::module_ &m) {
   nb::class_<Team>(m, "Team")
-      .def(nb::init<int32_t, const std::vector<int32_t> &>(), "threads"_a, nb::kw_only(),
-           "cpus"_a = std::vector<int32_t>())
+      .def(nb::init<int32_t, const std::vector<int32_t> &, bool>(), "threads"_a, nb::kw_only(),
+           "cpus"_a = std::vector<int32_t>(), "driven"_a = false)
       .def_prop_ro("threads", &Team::threads)
       .def_prop_ro("scratch", &Team::scratch)
+      .def("wait", &Team::wait, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", &counters)
       .def("reset_counters", &Team::reset_counters, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -93,6 +94,9 @@ void bind_structs(nb::module_ &m) {
            },
            nb::kw_only(), "fmt"_a, "address"_a, "block_bytes"_a, "block_size"_a, "kv_heads"_a, "head_dim"_a,
            "head_scales"_a = 0, "group"_a = 0);
+  nb::class_<Tiling>(m, "Tiling")
+      .def("__init__", [](Tiling *self, int32_t units, int32_t rows) { *self = {units, rows, true}; }, nb::kw_only(),
+           "units"_a, "rows"_a);
   nb::class_<Segment>(m, "Segment")
       .def("__init__",
            [](Segment *self, const Weight &weight, uintptr_t out, int64_t ldo) {

@@ -45,6 +45,8 @@ void bind_running(Class &c) {
       .def("prefetch_weights", &Program::prefetch_weights)
       .def("run", [](Program &p, Team &team, const BoundStep &step) { p.run(team, step.get()); }, "team"_a, "step"_a,
            free)
+      .def("start", [](Program &p, Team &team, const BoundStep &step) { p.start(team, step.get()); }, "team"_a, "step"_a,
+           free)
       .def("run_one", [](Program &p, Team &team, size_t i, const BoundStep &step) {
         p.run_range(team, i, i + 1, step.get());
       }, "team"_a, "index"_a, "step"_a, free)
@@ -104,28 +106,29 @@ void bind_rope_and_quantise(Class &c) {
 }
 
 size_t add_linear(Program &p, Name label, const Act &x, const std::vector<Segment> &segments, Name rows,
-                  Address residual, int64_t ldr, bool fused_qkv) {
-  Linear op{x, {}, static_cast<int32_t>(segments.size()), in(residual, ldr), fused_qkv, axis(rows)};
+                  Address residual, int64_t ldr, bool fused_qkv, const Tiling &tiling) {
+  Linear op{x, {}, static_cast<int32_t>(segments.size()), in(residual, ldr), fused_qkv, axis(rows), tiling};
   for (size_t i = 0; i < segments.size() && i < size_t{Linear::kMaxSegments}; ++i) op.segments[i] = segments[i];
   return p.add(label, op);
 }
 
 void bind_products(Class &c) {
   c.def("add_linear", &add_linear, "label"_a, nb::kw_only(), "x"_a, "segments"_a, "rows"_a, "residual"_a = 0,
-        "ldr"_a = 0, "fused_qkv"_a = false);
+        "ldr"_a = 0, "fused_qkv"_a = false, "tiling"_a = Tiling{});
   c.def("add_norm_qkv_rope", [](Program &p, Name label, Address x, int64_t ldx, Address weight, float eps,
                                 const Act &act, const Weight &q, const Weight &k, const Weight &v, Address table,
                                 Name index, Address q_out, int64_t ldq, const KvPool &pool, Address q_norm,
-                                Address k_norm, float qk_eps) {
+                                Address k_norm, float qk_eps, const Tiling &tiling) {
      return p.add(label, NormQkvRope{in(x, ldx), norm(weight, eps), act, q, k, v, angles(table, index),
                                      pointer<const float>(q_norm), pointer<const float>(k_norm), qk_eps,
-                                     out(q_out, ldq), pool});
+                                     out(q_out, ldq), pool, tiling});
    }, "label"_a, nb::kw_only(), "x"_a, "ldx"_a, "norm"_a, "eps"_a, "act"_a, "q"_a, "k"_a, "v"_a, "angles"_a, "index"_a,
-   "q_out"_a, "ldq"_a, "pool"_a, "q_norm"_a = 0, "k_norm"_a = 0, "qk_eps"_a = 0.0f);
+   "q_out"_a, "ldq"_a, "pool"_a, "q_norm"_a = 0, "k_norm"_a = 0, "qk_eps"_a = 0.0f, "tiling"_a = Tiling{});
   c.def("add_swiglu", [](Program &p, Name label, Address x, int64_t ldx, Address weight, float eps, const Act &act,
-                         const Weight &gate, const Weight &up, Name kind, const Act &o) {
-     return p.add(label, Swiglu{in(x, ldx), norm(weight, eps), act, gate, up, activation(kind), o});
-   }, "label"_a, nb::kw_only(), "x"_a, "ldx"_a, "norm"_a, "eps"_a, "act"_a, "gate"_a, "up"_a, "activation"_a, "out"_a);
+                         const Weight &gate, const Weight &up, Name kind, const Act &o, const Tiling &tiling) {
+     return p.add(label, Swiglu{in(x, ldx), norm(weight, eps), act, gate, up, activation(kind), o, tiling});
+   }, "label"_a, nb::kw_only(), "x"_a, "ldx"_a, "norm"_a, "eps"_a, "act"_a, "gate"_a, "up"_a, "activation"_a, "out"_a,
+   "tiling"_a = Tiling{64, 64, false});
 }
 
 Attention attention(Name kind, Address q, int64_t ldq, Address o, int64_t ldo, const KvPool &pool, int32_t heads,
@@ -159,11 +162,11 @@ void bind_head(Class &c) {
    }, "label"_a, nb::kw_only(), "logits"_a, "ldl"_a, "vocab"_a, "ids"_a, "top"_a, "logsumexp"_a, "workspace"_a);
   c.def("add_lm_head", [](Program &p, Name label, Address x, int64_t ldx, Address weight, float eps, const Act &act,
                           const Weight &head, Address ids, Address top, Address logsumexp, Address workspace,
-                          float softcap) {
+                          float softcap, const Tiling &tiling) {
      return p.add(label, LmHead{in(x, ldx), norm(weight, eps), act, head, softcap,
-                                top_out(ids, top, logsumexp, workspace)});
+                                top_out(ids, top, logsumexp, workspace), tiling});
    }, "label"_a, nb::kw_only(), "x"_a, "ldx"_a, "norm"_a, "eps"_a, "act"_a, "head"_a, "ids"_a, "top"_a, "logsumexp"_a,
-   "workspace"_a, "softcap"_a = 0.0f);
+   "workspace"_a, "softcap"_a = 0.0f, "tiling"_a = Tiling{});
 }
 
 }  // namespace

@@ -124,6 +124,7 @@ enum Counter : int32_t {
   c_pinned_runs,          // of a worker, begun and ended on its own CPU
   c_barriers_saved,       // between instructions that need none of each other's results
   c_prefetched_bytes,     // weights pulled in by workers that waited
+  c_tuned_calls,          // instructions run with sizes measured for them
   c_count
 };
 

@@ -56,6 +56,13 @@ void require_act(const Kernels &kernels, const Act &act, int64_t k) {
           "Quantised activations have groups of 32 or 64 columns, and whole groups.");
 }
 
+void require_tiling(const Tiling &tiling) {
+  require(tiling.units >= 1 && tiling.rows >= 1 && tiling.rows <= kMostTileRows,
+          "A tiling has at least one unit a worker and tiles of 1 to 256 rows.");
+}
+
+void count_tuned(Worker &worker, const Tiling &tiling) { count(worker, c_tuned_calls, tiling.tuned); }
+
 void count(Worker &worker, Counter counter, int64_t by) {
   if (worker.tid == 0) worker.counters[counter] += by;
 }

@@ -8,7 +8,13 @@
 
 namespace fuse {
 
-constexpr int32_t kTileRows = 64;  // of one tile at most: a block of activations stays in the second-level cache
+// How panels and rows are cut into units of work. It changes no result.
+struct Tiling {
+  int32_t units = 8;   // for each worker at least, so that the last one does not leave the others waiting
+  int32_t rows = 64;   // of a tile at most: a block of activations stays in the second-level cache
+  bool tuned = false;  // measured here, not the fixed default
+};
+constexpr int32_t kMostTileRows = 256;
 
 struct In {
   const float *data;
@@ -46,13 +52,22 @@ void require_rows(const In &x, int64_t n, const Out &out);
 void require_tile(const Kernels &kernels, const Weight &weight, const Act &act);
 void require_act(const Kernels &kernels, const Act &act, int64_t k);
 
+void require_tiling(const Tiling &tiling);
+
 void count(Worker &worker, Counter counter, int64_t by);
+void count_tuned(Worker &worker, const Tiling &tiling);
 void count_weight(Worker &worker, const Weight &weight);  // bytes of the whole matrix, under its format's counter
 void count_clipped(Worker &worker, int64_t by);            // any worker
 
 constexpr int32_t div_up(int64_t n, int64_t by) { return static_cast<int32_t>((n + by - 1) / by); }
 inline int32_t panels(const Weight &weight) { return div_up(weight.n, kPanel); }
 inline Ahead::Stream stream(const Weight &weight) { return {weight.data, panels(weight) * weight.panel_bytes}; }
+
+// How many of `total` parts make a unit, from 1 to `most`.
+constexpr int32_t parts_a_unit(int32_t total, int32_t threads, const Tiling &tiling, int32_t most) {
+  const int32_t parts = total / (threads * tiling.units);
+  return parts < 1 ? 1 : parts > most ? most : parts;
+}
 
 // f(row) for the rows that this worker gets: several a time once there are enough for every worker.
 template <class F>

@@ -40,29 +40,35 @@ void Program::prefetch_weights() {
     ahead_[i] = weights_[i].streams[0].bytes > 0 ? &weights_[i] : ahead(i + 1);
 }
 
-void Program::run(Team &team, const Step &step) { run(team, 0, instrs_.size(), step, c_graph_replays); }
+void Program::run(Team &team, const Step &step) {
+  team.run(Job{this, 0, instrs_.size(), &step, c_graph_replays});
+}
+
+void Program::start(Team &team, const Step &step) {
+  team.wait();  // for the job of an earlier start
+  started_ = {this, 0, instrs_.size(), &step, c_graph_replays};
+  team.start(started_);
+}
 
 void Program::run_range(Team &team, size_t begin, size_t end, const Step &step) {
   require(begin <= end && end <= instrs_.size(), "The range ends outside the program.");
-  run(team, begin, end, step, c_eager_calls);
+  team.run(Job{this, begin, end, &step, c_eager_calls});
 }
 
-void Program::run(Team &team, size_t begin, size_t end, const Step &step, Counter counter) {
-  team.run([&](Worker &worker) {
-    const bool timing = profiling_ && worker.tid == 0;
-    int64_t before = timing ? now_ns() : 0;
-    count(worker, counter, 1);
-    for (size_t i = begin; i < end; ++i) {
-      worker.ahead = ahead(i);
-      instrs_[i]->run(*kernels_, step, worker);
-      leave(worker, i, end);
-      if (!timing) continue;
-      const int64_t after = now_ns();
-      ++timings_[i].calls;
-      timings_[i].ns += after - before;
-      before = after;
-    }
-  });
+void Program::work(const Job &job, Worker &worker) {
+  const bool timing = profiling_ && worker.tid == 0;
+  int64_t before = timing ? now_ns() : 0;
+  count(worker, job.counter, 1);
+  for (size_t i = job.begin; i < job.end; ++i) {
+    worker.ahead = ahead(i);
+    instrs_[i]->run(*kernels_, *job.step, worker);
+    leave(worker, i, job.end);
+    if (!timing) continue;
+    const int64_t after = now_ns();
+    ++timings_[i].calls;
+    timings_[i].ns += after - before;
+    before = after;
+  }
 }
 
 void Program::leave(Worker &worker, size_t i, size_t end) const {

@@ -43,6 +43,7 @@ class Program {
   // Workers that wait pull in the weights of the next instruction that has some. Call it after the last add().
   void prefetch_weights();
   void run(Team &team, const Step &step);                                  // graph mode
+  void start(Team &team, const Step &step);  // the same without waiting; `step` has to live until team.wait()
   void run_range(Team &team, size_t begin, size_t end, const Step &step);  // eager mode
   void profile(bool on);
 
@@ -69,7 +70,15 @@ class Program {
   }
 
   size_t append(const std::string &label, std::unique_ptr<Instr> instr);
-  void run(Team &team, size_t begin, size_t end, const Step &step, Counter counter);
+  struct Job {  // what a team runs
+    Program *program;
+    size_t begin, end;
+    const Step *step;
+    Counter counter;
+    void operator()(Worker &worker) const { program->work(*this, worker); }
+  };
+
+  void work(const Job &job, Worker &worker);
   void leave(Worker &worker, size_t i, size_t end) const;
   const Ahead *ahead(size_t i) const { return i < ahead_.size() ? ahead_[i] : nullptr; }
 
@@ -81,6 +90,7 @@ class Program {
   std::vector<Ahead> weights_;          // of every instruction
   std::vector<const Ahead *> ahead_;    // of the first instruction from here on that reads some; empty: no prefetch
   bool profiling_ = false;
+  Job started_{};
 };
 
 }  // namespace fuse

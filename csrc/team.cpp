@@ -15,8 +15,10 @@
 namespace fuse {
 namespace {
 
-// Longer than a time slice: a sleeper wakes late, its fellows then fall asleep waiting for it, and every barrier costs
-// two wake-ups from then on (a step took 30 ms instead of 5 beside one busy process when this was 80 us).
+// A sleeper wakes late, its fellows then fall asleep waiting for it, and every barrier costs two wake-ups from then on:
+// a step took 30 ms instead of 5 beside one busy process when sleep came after 80 us. So waiting is long, but after
+// kAloneNs it lets others run.
+constexpr int64_t kAloneNs = 50'000;
 constexpr int64_t kSpinNs = 4'000'000;
 constexpr int64_t kAheadBytes = 64 << 10;    // of weights a waiting worker pulls in: a small part of the L2 cache
 constexpr int64_t kCrowdedSpinNs = 2'000;  // more threads than CPUs: whoever we wait for may need ours
@@ -80,7 +82,7 @@ class Pinned {
 void Worker::barrier() { team->barrier(*this); }
 int64_t Worker::next() { return team->units_[joined].next.fetch_add(1, std::memory_order_relaxed); }
 
-Team::Team(int32_t threads, const std::vector<int32_t> &cpus) : counters_(c_count) {
+Team::Team(int32_t threads, const std::vector<int32_t> &cpus, bool driven) : counters_(c_count), driven_(driven) {
   if (threads < 1 || threads > kMaxThreads) throw std::invalid_argument("A team has 1 to 256 threads.");
   if (!cpus.empty() && cpus.size() != static_cast<size_t>(threads))
     throw std::invalid_argument("`cpus` needs one CPU for each thread.");
@@ -92,11 +94,21 @@ Team::Team(int32_t threads, const std::vector<int32_t> &cpus) : counters_(c_coun
                         counters_.data(), cpus.empty() ? -1 : cpus[static_cast<size_t>(tid)]});
   spin_ns_ = threads > usable_cpus() ? kCrowdedSpinNs : kSpinNs;
   for (size_t tid = 1; tid < workers_.size(); ++tid) threads_.emplace_back([this, tid] { work(workers_[tid]); });
+  if (driven) threads_.emplace_back([this] { drive(); });
 }
 
 Team::~Team() { stop(); }
 
 void Team::stop() {
+  if (driven_) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !busy_; });
+    ending_ = true;
+    changed_.notify_all();
+    lock.unlock();
+    threads_.back().join();
+    threads_.pop_back();
+  }
   stop_ = true;
   barrier(workers_[0]);
   for (std::thread &thread : threads_) thread.join();
@@ -120,10 +132,47 @@ void Team::take_part(Worker &worker) {
 }
 
 void Team::run(JobFn fn, const void *job) {
+  if (driven_) {
+    start(fn, job);
+    return wait();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   const Pinned pinned(workers_[0].cpu);
   fn_ = fn;
   job_ = job;
+  lead();
+}
+
+void Team::start(JobFn fn, const void *job) {
+  if (!driven_) throw std::invalid_argument("Only a driven team can start a job without taking part in it.");
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !busy_; });
+  fn_ = fn;
+  job_ = job;
+  busy_ = true;
+  changed_.notify_all();
+}
+
+void Team::wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !busy_; });
+}
+
+void Team::drive() {
+  const Pinned pinned(workers_[0].cpu);
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return busy_ || ending_; });
+    if (!busy_) return;
+    lock.unlock();
+    lead();
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Team::lead() {
   barrier(workers_[0]);
   take_part(workers_[0]);
   barrier(workers_[0]);
@@ -142,13 +191,15 @@ void Team::barrier(Worker &worker) {
     return;
   }
   if (worker.ahead != nullptr) pull_ahead(worker, phase);
-  const int64_t end = now_ns() + spin_ns_;
-  do {
+  const int64_t start = now_ns(), patient = start + kAloneNs, end = start + spin_ns_;
+  for (int64_t now = start; now < end; now = now_ns()) {
     for (int i = 0; i < 64; ++i) {
       if (phase_.load(std::memory_order_acquire) != phase) return;
       relax();
     }
-  } while (now_ns() < end);
+    // Whoever we wait for may need this CPU; if nobody does, this returns at once.
+    if (now > patient) sched_yield();
+  }
   sleep(phase);
 }
 
@@ -173,12 +224,14 @@ void Team::sleep(uint32_t phase) {
 }
 
 std::vector<int64_t> Team::counters() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !busy_; });
   return counters_;
 }
 
 void Team::reset_counters() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !busy_; });
   counters_.assign(counters_.size(), 0);
 }
 

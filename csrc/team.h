@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -20,7 +21,8 @@ struct Team {
  public:
   // `cpus`: none, or one for each thread. The thread that calls run() is worker 0: it is moved to the first for the
   // time of the job, and may go where it could before afterwards.
-  Team(int32_t threads, const std::vector<int32_t> &cpus);
+  // With `driven` a thread of the team is worker 0 instead, which makes start() possible.
+  Team(int32_t threads, const std::vector<int32_t> &cpus, bool driven);
   ~Team();
   Team(const Team &) = delete;
   Team &operator=(const Team &) = delete;
@@ -36,11 +38,21 @@ struct Team {
     run([](const void *job, Worker &worker) { (*static_cast<const Job *>(job))(worker); }, &job);
   }
 
+  // The same of a driven team without waiting; the job has to live until wait() returns.
+  template <class Job>
+  void start(const Job &job) {
+    start([](const void *job, Worker &worker) { (*static_cast<const Job *>(job))(worker); }, &job);
+  }
+  void wait();
+
  private:
   friend struct Worker;
   using JobFn = void (*)(const void *, Worker &);
 
   void run(JobFn fn, const void *job);
+  void start(JobFn fn, const void *job);
+  void lead();
+  void drive();
   void work(Worker &worker);
   void take_part(Worker &worker);
   void barrier(Worker &worker);
@@ -53,6 +65,8 @@ struct Team {
   std::vector<Worker> workers_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
+  std::condition_variable changed_;  // busy_ or ending_
+  bool driven_, busy_ = false, ending_ = false;
   int64_t spin_ns_;
   JobFn fn_ = nullptr;
   const void *job_ = nullptr;

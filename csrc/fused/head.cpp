@@ -108,6 +108,7 @@ void TopK::run(const Kernels &kernels, const Step &step, Worker &worker) const {
 }
 
 void LmHead::check(const Kernels &kernels) const {
+  require_tiling(tiling);
   require_top(out);
   require(x.data != nullptr && x.ld >= head.k, "The input has no address or too few columns.");
   require_act(kernels, act, head.k);
@@ -118,10 +119,10 @@ void LmHead::run(const Kernels &kernels, const Step &step, Worker &worker) const
   const TopWork work(out.workspace, head.n, step.num_rows, worker.threads);
   work.start(worker.tid);
   prepare_rows(kernels, worker, x, step.sample_rows, norm, head.k, act, work.rows);
-  for_units(worker, int64_t{work.cuts} * div_up(work.rows, kTileRows), [&](int64_t unit) {
+  for_units(worker, int64_t{work.cuts} * div_up(work.rows, tiling.rows), [&](int64_t unit) {
     const int32_t cut = static_cast<int32_t>(unit % work.cuts), begin = cut * kCut;
-    const int32_t m0 = static_cast<int32_t>(unit / work.cuts) * kTileRows;
-    const int32_t m1 = m0 + kTileRows < work.rows ? m0 + kTileRows : work.rows;
+    const int32_t m0 = static_cast<int32_t>(unit / work.cuts) * tiling.rows;
+    const int32_t m1 = m0 + tiling.rows < work.rows ? m0 + tiling.rows : work.rows;
     const int32_t live = begin + kCut < head.n ? kCut : head.n - begin, p0 = cut * kCutPanels;
     float *tile = reinterpret_cast<float *>(worker.scratch);
     kernels.tile[int(head.fmt)][int(act.type)](head, act, m0, m1, p0, p0 + div_up(live, kPanel), tile, kCut);
@@ -134,6 +135,7 @@ void LmHead::run(const Kernels &kernels, const Step &step, Worker &worker) const
   work.finish(worker, out);
   if (work.rows == 0) return;
   count_weight(worker, head);
+  count_tuned(worker, tiling);
   count(worker, c_fused_lm_head, work.rows);
 }
 

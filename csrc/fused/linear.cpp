@@ -1,6 +1,6 @@
 // out = x w^T + bias (+ residual), one hand-out over all segments.
 //
-// A unit is a chunk of panels times a block of at most 64 rows; blocks of rows are the outer order, so that a block of
+// A unit is a chunk of panels times a block of 64 rows; blocks of rows are the outer order, so that a block of
 // activations stays in cache while the weights pass by. With one block the weights are read once, which is the bound
 // for few rows. A tile goes straight to its destination unless columns are padded or a residual is added.
 
@@ -12,13 +12,7 @@
 namespace fuse {
 namespace {
 
-constexpr int32_t kMaxChunk = 16;      // panels of a unit: a 64-row tile of 64 KiB
-constexpr int32_t kUnitsPerThread = 8;  // enough that the last unit does not leave the others waiting
-
-int32_t chunk_panels(int32_t total, int32_t threads) {
-  const int32_t chunk = total / (threads * kUnitsPerThread);
-  return chunk < 1 ? 1 : chunk > kMaxChunk ? kMaxChunk : chunk;
-}
+constexpr int32_t kMaxChunk = 16;  // panels of a unit: a 64-row tile of 64 KiB
 
 }  // namespace
 
@@ -29,6 +23,7 @@ void prepare_rows(const Kernels &kernels, Worker &worker, const In &x, const int
 }
 
 void Linear::check(const Kernels &kernels) const {
+  require_tiling(tiling);
   require(num_segments >= 1 && num_segments <= kMaxSegments, "A linear operation has 1 to 4 segments.");
   require(residual.data == nullptr || num_segments == 1, "A residual needs a single segment.");
   for (int32_t s = 0; s < num_segments; ++s) {
@@ -43,17 +38,18 @@ void Linear::run(const Kernels &kernels, const Step &step, Worker &worker) const
   const int32_t m = step.count(rows);
   int32_t total = 0, a_block = 0;
   for (int32_t s = 0; s < num_segments; ++s) total += panels(segments[s].weight);
-  const int32_t chunk = chunk_panels(total, worker.threads);
+  const int32_t chunk = parts_a_unit(total, worker.threads, tiling, kMaxChunk);
   for (int32_t s = 0; s < num_segments; ++s) a_block += div_up(panels(segments[s].weight), chunk);
-  for_units(worker, int64_t{a_block} * div_up(m, kTileRows), [&](int64_t unit) {
-    const int32_t m0 = static_cast<int32_t>(unit / a_block) * kTileRows;
+  for_units(worker, int64_t{a_block} * div_up(m, tiling.rows), [&](int64_t unit) {
+    const int32_t m0 = static_cast<int32_t>(unit / a_block) * tiling.rows;
     int32_t s = 0, c = static_cast<int32_t>(unit % a_block);
     for (; c >= div_up(panels(segments[s].weight), chunk); ++s) c -= div_up(panels(segments[s].weight), chunk);
     const int32_t p0 = c * chunk, all = panels(segments[s].weight);
-    tile(kernels, worker, segments[s], m0, m0 + kTileRows < m ? m0 + kTileRows : m, p0,
+    tile(kernels, worker, segments[s], m0, m0 + tiling.rows < m ? m0 + tiling.rows : m, p0,
          p0 + chunk < all ? p0 + chunk : all);
   });
   if (m == 0) return;
+  count_tuned(worker, tiling);
   for (int32_t s = 0; s < num_segments; ++s) count_weight(worker, segments[s].weight);
   if (fused_qkv) count(worker, c_fused_qkv, 1);
   if (residual.data != nullptr) count(worker, c_fused_residual, m);

@@ -18,11 +18,12 @@ int32_t NormQkvRope::heads_a_kv_unit() const { return pool.fmt == KvFmt::i8_toke
 
 int32_t NormQkvRope::rows_a_tile() const {
   const int64_t fit = kScratchBytes / sizeof(float) / (int64_t{heads_a_kv_unit()} * pool.head_dim);
-  return fit < kTileRows ? static_cast<int32_t>(fit) : kTileRows;
+  return fit < tiling.rows ? static_cast<int32_t>(fit) : tiling.rows;
 }
 
 void NormQkvRope::check(const Kernels &kernels) const {
   const int32_t dim = pool.head_dim;
+  require_tiling(tiling);
   require(dim > 0 && dim % kPanel == 0, "Norm, QKV and rope fuse only where the head size is a multiple of 16.");
   require(q.n % dim == 0 && k.n == pool.kv_heads * dim && v.n == k.n, "A projection is not a whole number of heads.");
   require(q.k == k.k && q.k == v.k && x.data != nullptr && x.ld >= q.k, "QKV must share one input of k columns.");
@@ -51,6 +52,7 @@ void NormQkvRope::run(const Kernels &kernels, const Step &step, Worker &worker) 
   for_units(worker, a_block * div_up(m, rows_a_tile()),
             [&](int64_t index) { tile(kernels, step, worker, unit(index, m)); });
   if (m == 0) return;
+  count_tuned(worker, tiling);
   for (const Weight *weight : {&q, &k, &v}) count_weight(worker, *weight);
   count(worker, c_fused_norm_qkv_rope, m);
 }

@@ -19,6 +19,7 @@ struct Linear {
   In residual;  // null: none
   bool fused_qkv;
   Axis rows;
+  Tiling tiling;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
   Ahead weights() const { return {{stream(segments[0].weight)}}; }
@@ -37,6 +38,7 @@ struct NormQkvRope {
   float qk_eps;
   Out q_out;
   KvPool pool;
+  Tiling tiling;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
   Ahead weights() const { return {{stream(q)}}; }
@@ -50,19 +52,20 @@ struct NormQkvRope {
 };
 
 struct Swiglu {
-  static constexpr int32_t kColumns = 64;  // of a unit: whole groups of the output's quantisation
+  static constexpr int32_t kColumns = 64;  // a unit has a multiple: whole groups of the output's quantisation
   In x;
   Norm norm;
   Act act;  // the normalised input
   Weight gate, up;
   Activation activation;
   Act out;
+  Tiling tiling;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
   Ahead weights() const { return {{stream(gate), stream(up)}}; }
 
  private:
-  void tile(const Kernels &, Worker &, int32_t m0, int32_t m1, int32_t slice) const;
+  void tile(const Kernels &, Worker &, int32_t m0, int32_t m1, int32_t begin, int32_t wide) const;
 };
 
 struct KvWrite {
@@ -103,6 +106,7 @@ struct LmHead {
   Weight head;
   float softcap;  // 0: none
   TopOut out;
+  Tiling tiling;
   void check(const Kernels &) const;
   void run(const Kernels &, const Step &, Worker &) const;
   Ahead weights() const { return {{stream(head)}}; }

@@ -85,15 +85,19 @@ class Team:
     """`threads` workers of which the calling thread is worker 0; the others spin briefly, then sleep.
 
     `cpus`, if given, holds one CPU for each worker; the calling thread stays on the first while a program runs and may
-    go where it could before afterwards. ValueError for a CPU this process may not use.
+    go where it could before afterwards. ValueError for a CPU this process may not use. With `driven` a thread of the
+    team's own is worker 0, so that `Program.start` can return at once.
     """
 
-    def __init__(self, threads: int, *, cpus: Sequence[int] = ()) -> None: ...
+    def __init__(self, threads: int, *, cpus: Sequence[int] = (), driven: bool = False) -> None: ...
     @property
     def threads(self) -> int: ...
     @property
     def scratch(self) -> Region:
         """Private scratch memory of all workers."""
+
+    def wait(self) -> None:
+        """Until nothing runs that was started."""
 
     def counters(self) -> dict[str, int]: ...
     def reset_counters(self) -> None: ...
@@ -168,6 +172,12 @@ class Segment:
     def __init__(self, *, weight: Weight, out: int, ldo: int) -> None: ...
 
 @final
+class Tiling:
+    """Sizes that were measured: units of work for each worker at least, rows of a tile at most (1 to 256)."""
+
+    def __init__(self, *, units: int, rows: int) -> None: ...
+
+@final
 class Program:
     """A list of instructions run by a team, with one barrier after each that is not joined with the next.
 
@@ -187,6 +197,9 @@ class Program:
         """Workers that wait pull in the first weights of the instruction that comes; call it after the last `add_*`."""
 
     def run(self, team: Team, step: Step) -> None: ...
+    def start(self, team: Team, step: Step) -> None:
+        """`run` on a driven team, without waiting: program and step have to live until `team.wait()`."""
+
     def run_one(self, team: Team, index: int, step: Step) -> None: ...
     def run_range(self, team: Team, begin: int, end: int, step: Step) -> None: ...
     def profile(self, on: bool) -> None:
@@ -280,6 +293,7 @@ class Program:
         residual: int = 0,
         ldr: int = 0,
         fused_qkv: bool = False,
+        tiling: Tiling = ...,
     ) -> int:
         """out = x w^T + bias (+ residual, which may be `out`) for 1 to 4 segments that share x.
 
@@ -306,6 +320,7 @@ class Program:
         q_norm: int = 0,
         k_norm: int = 0,
         qk_eps: float = 0.0,
+        tiling: Tiling = ...,
     ) -> int:
         """Norm, QKV, bias, q/k norm, rope; q to `q_out` [T, H D], k and v into the pool. Needs head_dim % 16 == 0.
 
@@ -325,6 +340,7 @@ class Program:
         up: Weight,
         activation: Activation,
         out: Act,
+        tiling: Tiling = ...,
     ) -> int:
         """out[T, n] = activation(gate(norm x)) * up(norm x), as float32 or already quantised. `norm` may be 0."""
 
@@ -370,5 +386,6 @@ class Program:
         logsumexp: int,
         workspace: int,
         softcap: float = 0.0,
+        tiling: Tiling = ...,
     ) -> int:
         """`add_top_k` of the head's logits of the rows sample_rows of x, which are never stored. `norm` may be 0."""

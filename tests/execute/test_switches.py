@@ -30,7 +30,7 @@ CASES = [(row.name, value) for row in CATALOGUE for value in row.values[1:]]
 def prompts(vocab):
     """Prompts of several lengths, two of which begin alike, more than fit in one chunk."""
     shared = random_ids(36, vocab, seed=1).tolist()
-    others = [random_ids(length, vocab, seed=length).tolist() for length in (19, 3)]
+    others = [random_ids(length, vocab, seed=seed).tolist() for seed, length in ((2, 19), (3, 3))]
     return [[*shared, 5], [*shared, 6, 7], *others]
 
 

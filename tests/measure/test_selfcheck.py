@@ -11,7 +11,7 @@ from fuseboard.core.batch import StepOutput
 from fuseboard.measure import plants, selfcheck
 from fuseboard.measure.workload import Request
 
-SIZE = selfcheck.Size(runs=1, allowed=1, run_blocks=2, plant_blocks=2, requests=((40, 6),) * 2)
+SIZE = selfcheck.Size(runs=1, allowed=1, run_blocks=2, plant_blocks=2, slower_by=0.5, requests=((40, 6),) * 2)
 
 
 def test_faults_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

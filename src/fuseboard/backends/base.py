@@ -14,6 +14,9 @@ from fuseboard.plan.plan import ExecutionPlan
 class Executable(Protocol):
     """A plan with its weights and memory, ready to run steps. Not thread-safe."""
 
+    plan: ExecutionPlan
+    """What was compiled, with the decisions that were taken meanwhile."""
+
     def run(self, batch: StepBatch) -> StepOutput:
         """Runs one step; the result's arrays are valid until the next one."""
         ...

@@ -89,8 +89,10 @@ class LLM:
             model = load_model(model, revision=revision, load_format=load_format)
         self.model = model
         chosen = get_backend(backend)
-        self.plan = plan_model(self.model, chosen, preset=preset, switches=switches, threads=threads, limits=limits)
-        self.engine = Engine(compile_plan(chosen, self.plan, self.model), self.plan, self.model.tokenizer)
+        plan = plan_model(self.model, chosen, preset=preset, switches=switches, threads=threads, limits=limits)
+        executable = compile_plan(chosen, plan, self.model)
+        self.plan = executable.plan
+        self.engine = Engine(executable, self.plan, self.model.tokenizer)
         self._inboxes: dict[str, deque[TokenEvent]] = {}
         self._numbers = itertools.count()
 

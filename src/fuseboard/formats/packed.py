@@ -90,6 +90,22 @@ class PackedFile:
         return self.tensor(name).view(np.float32).reshape(entry.shape)
 
     @property
+    def address(self) -> int:
+        """Where the first tensor lies in memory."""
+        return int(self._data.ctypes.data)
+
+    def read_into(self, target: NDArray[np.uint8]) -> None:
+        """All tensors at their offsets in `target` [nbytes], read from the file and not through the mapping."""
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._header_bytes)
+            done = 0
+            while done < self.nbytes:
+                count = file.readinto(target[done : self.nbytes].data)
+                if not count:
+                    raise LoadError(f"{self.path} ended early; remove it and load the model again.")
+                done += count
+
+    @property
     def span(self) -> tuple[int, int]:
         """First address and end of the mapping, whole pages, for accounts of resident memory."""
         start = self._data.ctypes.data - self._header_bytes

@@ -25,7 +25,6 @@ from fuseboard.measure.options import LAUNCH_S
 from fuseboard.measure.record import ArmRecord, ComparisonRecord, DesignRecord, Line
 from fuseboard.measure.subject import EngineArgs, Subject, load_subject
 
-SLOWER_BY = 0.10
 AS_IT_IS, SLOW, IDLE, SWAPPED, SHORT = designs.BASELINE, "waits", "does nothing", "swaps tokens", "a token short"
 FAULTY, IDLE_SWITCH = "fuse.swiglu", "pd"
 """The switch under which answers are made wrong, and one that is said to be on and is not."""
@@ -54,17 +53,19 @@ class SelfcheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Runs of identical arms, how many may be told apart, and blocks of them and of the plants."""
+    """Runs of identical arms, how many may be told apart, blocks of them and of the plants, the share by which a planted
+    wait makes steps longer, and (input, output) tokens of the requests."""
 
     runs: int
     allowed: int
     run_blocks: int
     plant_blocks: int
+    slower_by: float
     requests: tuple[tuple[int, int], ...]
 
 
-FULL = Size(runs=20, allowed=3, run_blocks=5, plant_blocks=10, requests=((128, 32),) * 4)
-QUICK = Size(runs=3, allowed=1, run_blocks=3, plant_blocks=3, requests=((64, 8),) * 2)
+FULL = Size(runs=20, allowed=3, run_blocks=5, plant_blocks=10, slower_by=0.1, requests=((128, 32),) * 4)
+QUICK = Size(runs=3, allowed=1, run_blocks=3, plant_blocks=3, slower_by=0.5, requests=((64, 8),) * 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ class SelfCheck:
             SWAPPED: self._held | {FAULTY: "on"},
             SHORT: self._held,
         }
-        plants = {SLOW: f"wait:{SLOWER_BY}", SWAPPED: "swap", SHORT: "short"}
+        plants = {SLOW: f"wait:{self._size.slower_by}", SWAPPED: "swap", SHORT: "short"}
         switches = {IDLE: (IDLE_SWITCH,), SWAPPED: (FAULTY,)}
         compared = [
             ComparisonRecord(
@@ -142,8 +143,8 @@ class SelfCheck:
         verdicts = {f.comparison.name: (f.verdict(CELL), f.reason) for f in found.findings}
         checks = [
             Check(
-                name=f"every step takes {100 * SLOWER_BY:.0f} % longer",
-                expected=f"slower, {1 / (1 + SLOWER_BY):.3f} within the interval or near it",
+                name=f"every step takes {100 * self._size.slower_by:.0f} % longer",
+                expected=f"slower, {1 / (1 + self._size.slower_by):.3f} within the interval or near it",
                 found=f"{verdicts[SLOW][0]}, {slow.get('ratio', float('nan')):.3f}",
                 passed=verdicts[SLOW][0] == stats.SLOWER,
                 numbers=slow,

@@ -65,9 +65,13 @@ class RunPolicy:
     """How the device runs a step.
 
     With `pinned` every thread stays on a processor of its own. `streams` is the most neighbouring nodes that run at
-    the same time. With `prefetch_weights` threads that wait pull in the weights that come next.
+    the same time. With `prefetch_weights` threads that wait pull in the weights that come next. With `autotune` sizes
+    that change no result are measured when the plan is compiled, unless that was done before. With `huge_weights`
+    weights are read into huge pages instead of mapped.
     """
 
     pinned: bool = False
     streams: int = 1
     prefetch_weights: bool = False
+    autotune: bool = False
+    huge_weights: bool = False

@@ -13,6 +13,8 @@ def run_policy(ctx: PlanContext, graph: Graph) -> RunPolicy:
         pinned=_pinned(ctx),
         streams=_streams(ctx, graph),
         prefetch_weights=_prefetch_weights(ctx),
+        autotune=_wanted(ctx, "autotune"),
+        huge_weights=_wanted(ctx, "weight_pages"),
     )
 
 

@@ -132,6 +132,20 @@ CATALOGUE: tuple[Switch, ...] = (
         counters=("prefetched_bytes",),
     ),
     Switch(
+        name="weight_pages",
+        values=("mapped", "huge"),
+        kind="exact",
+        doc="weights are read into huge pages of the process's own instead of mapped from the packed file",
+        counters=("huge_weight_bytes",),
+    ),
+    Switch(
+        name="autotune",
+        values=("off", "on"),
+        kind="ties",
+        doc="units of work and rows of a tile are measured for this model and machine (2 s, once) instead of fixed",
+        counters=("tuned_calls",),
+    ),
+    Switch(
         name="affinity",
         values=("off", "pinned"),
         kind="exact",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fuseboard import _native
+from fuseboard.backends.cpu.autotune import Tiling, Tuning, tuning_for
 from fuseboard.backends.cpu.lower import Addresses, Lowered, kv_pool, lower
 from fuseboard.backends.cpu.topology import process_pss, resident_bytes
+from fuseboard.backends.cpu.weights import WeightMemory
 from fuseboard.core.batch import StepBatch, StepOutput
 from fuseboard.core.errors import PlanError
 from fuseboard.core.weights import WeightSource
@@ -24,6 +27,7 @@ from fuseboard.graph.ir import Graph, Node, elements
 from fuseboard.graph.ops import OPS
 from fuseboard.graph.rope import inverse_frequencies
 from fuseboard.plan.build import workspace_bytes
+from fuseboard.plan.context import Decision
 from fuseboard.plan.memory import Arena, align, plan_arena
 from fuseboard.plan.plan import ExecutionPlan, StepShape
 
@@ -43,12 +47,16 @@ class PreparedStep:
 
 
 class CpuExecutable:
-    """Runs the steps of a plan. Weights are mapped from the packed file, everything else is allocated here, once."""
+    """Runs the steps of a plan. Weights are mapped from the packed file, everything else is allocated here, once.
+
+    `plan` is the plan with the decisions that were taken here.
+    """
 
     def __init__(self, plan: ExecutionPlan, weights: WeightSource) -> None:
         self.plan = plan
         self._packed = load_packed(weights, _packed_formats(plan.graph))
-        self._constants, self._tensors = _place_tensors(plan, self._packed)
+        self._weights = WeightMemory(self._packed, huge=plan.run.huge_weights)
+        self._constants, self._tensors = _place_tensors(plan, self._packed, self._weights)
         self._pools_memory = [_native.Region(g.bytes, huge=True, name="fuseboard kv") for g in plan.kv.groups]
         self._arena_memory = _native.Region(max(plan.memory["arena"], 64), huge=True, name="fuseboard arena")
         self._workspace = _native.Region(max(plan.memory["workspace"], 64), huge=True, name="fuseboard workspace")
@@ -57,11 +65,14 @@ class CpuExecutable:
             plan.caps.threads, cpus=plan.caps.cores[: plan.caps.threads] if plan.run.pinned else ()
         )
         self._step = _native.Step()
-        self._bound: StepBatch | None = None
+        self._bound: tuple[Any, ...] = ()
         self._prepared: dict[StepShape, PreparedStep] = {}
         self._profiling = False
         self._times: dict[str, list[int]] = {}
         self._own = {"folded_constants": 0, "arena_bytes_saved": 0, "bucket_hits": 0, "steps_prepared": 0}
+        self._tuning: Tuning | None = None
+        if plan.run.autotune:
+            self._tune()
 
     # ---- running ----
 
@@ -87,8 +98,8 @@ class CpuExecutable:
 
     def _bind(self, batch: StepBatch) -> None:
         """Tells the kernels where the step's metadata is; the scheduler reuses its buffers, so this is rare."""
-        last = self._bound
-        if last is None or any(a is not b for a, b in zip(_arrays(batch), _arrays(last), strict=True)):
+        arrays = _arrays(batch)
+        if len(arrays) != len(self._bound) or not all(map(operator.is_, arrays, self._bound)):
             self._step.bind(
                 token_ids=batch.token_ids_T,
                 positions=batch.positions_T,
@@ -98,7 +109,7 @@ class CpuExecutable:
                 kv_slots=batch.kv_slots_GT,
                 block_tables=batch.block_tables_GSB,
             )
-            self._bound = batch
+            self._bound = arrays
         self._step.set(batch.num_tokens, batch.num_seqs, batch.num_rows)
 
     # ---- preparing ----
@@ -116,14 +127,36 @@ class CpuExecutable:
             self._prepared[shape] = step
         return step
 
-    def _build(self, shape: StepShape) -> PreparedStep:
+    def _tune(self) -> None:
+        self._tuning, origin = tuning_for(self.plan, self._probe)
+        self._team.reset_counters()
+        decision = Decision(subject="autotune", choice=self._tuning.describe(), reason=f"units x rows, {origin}")
+        self.plan = replace(self.plan, decisions=(*self.plan.decisions, decision))
+
+    def _probe(self, tokens: int, tiling: Tiling) -> Callable[[], dict[str, int]]:
+        """A step of one sequence that lives in the null block."""
+        batch = _null_batch(self.plan, tokens)
+        step = self._build(self.plan.shape_for(tokens, 1, 1, full_logits=False), tiling)
+
+        def times() -> dict[str, int]:
+            program = step.lowered.program
+            self._bind(batch)
+            program.profile(True)
+            program.run(self._team, self._step)
+            return {label: ns for _, label, _, ns in program.times()}
+
+        return times
+
+    def _build(self, shape: StepShape, tiling: Tiling | None = None) -> PreparedStep:
         plan = self.plan
+        if tiling is None:
+            tiling = self._tuning.of(shape.tokens) if self._tuning else _default_tiling
         graph = plan.graph_for(shape)
         arena = plan_arena(graph, graph.nodes, shape.sizes, reuse=plan.reuse_memory, streams=plan.run.streams)
         memory = self._memory_for(self._arena_memory, arena.bytes, "fuseboard arena")
         workspace = self._memory_for(self._workspace, self._workspace_bytes(shape), "fuseboard workspace")
         at = Addresses(arena=memory.address, workspace=workspace.address, tensors=self._tensors, pools=self._pools)
-        lowered = lower(plan, shape, arena, at)
+        lowered = lower(plan, shape, arena, at, tiling)
         lowered.program.profile(self._profiling)
 
         def array(name: str, dtype: Any) -> NDArray[Any]:
@@ -169,11 +202,11 @@ class CpuExecutable:
     # ---- accounts ----
 
     def counters(self) -> dict[str, int]:
-        return self._team.counters() | self._own
+        return self._team.counters() | self._own | {"huge_weight_bytes": self._weights.huge_bytes()}
 
     def memory(self) -> dict[str, int]:
         regions = {
-            "weights": self._packed.span,
+            "weights": self._weights.span,
             "constants": _span(self._constants),
             "arena": _span(self._arena_memory),
             "workspace": _span(self._workspace),
@@ -235,6 +268,30 @@ def _arrays(batch: StepBatch) -> tuple[Any, ...]:
     )
 
 
+def _default_tiling(label: str) -> None:
+    """The kernels' own sizes."""
+
+
+def _null_batch(plan: ExecutionPlan, tokens: int) -> StepBatch:
+    """Tokens of one sequence whose cache is the null block, which nobody reads."""
+    groups = len(plan.kv.groups)
+    table = np.zeros((1, -(-plan.schedule.max_model_len // plan.kv.block_size)), np.int32)
+    zeros = np.zeros(tokens, np.int32)
+    return StepBatch(
+        num_tokens=tokens,
+        num_seqs=1,
+        num_rows=1,
+        token_ids_T=zeros,
+        positions_T=np.arange(tokens, dtype=np.int32),
+        seq_starts_S1=np.array([0, tokens], np.int32),
+        context_lens_S=np.array([tokens], np.int32),
+        state_slots_S=zeros[:1],
+        sample_rows_R=np.array([tokens - 1], np.int32),
+        kv_slots_GT=(zeros,) * groups,
+        block_tables_GSB=(table,) * groups,
+    )
+
+
 def _span(region: _native.Region) -> tuple[int, int]:
     return region.address, region.address + region.bytes + -region.bytes % mmap.PAGESIZE
 
@@ -244,9 +301,11 @@ def _packed_formats(graph: Graph) -> dict[str, str]:
     return {v.name: v.dtype if len(v.shape) == 2 else VECTOR for v in weights}
 
 
-def _place_tensors(plan: ExecutionPlan, packed: PackedFile) -> tuple[_native.Region, dict[str, int]]:
-    """Addresses of weights in the packed file, and of constants, which are computed now, in memory of their own."""
-    tensors = {name: packed.tensor(name).ctypes.data for name in packed.entries}
+def _place_tensors(
+    plan: ExecutionPlan, packed: PackedFile, weights: WeightMemory
+) -> tuple[_native.Region, dict[str, int]]:
+    """Addresses of weights, and of constants, which are computed now, in memory of their own."""
+    tensors = dict(weights.addresses)
     values: dict[str, Any] = {}
     for node in plan.graph.once:
         inputs = [values[n] if n in values else packed.vector(n) for n in node.inputs]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fuseboard import _native
+from fuseboard.backends.cpu.autotune import Tiling
 from fuseboard.formats.kv import kv_format
 from fuseboard.formats.panels import padded_k, panel_bytes
 from fuseboard.formats.weights import act_format, weight_format
@@ -43,9 +45,9 @@ class Lowered:
     kept: list[np.ndarray] = field(default_factory=list)  # type: ignore[type-arg]
 
 
-def lower(plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses) -> Lowered:
-    """The program of a step of that shape."""
-    lowering = _Lowering(plan, shape, arena, at)
+def lower(plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses, tiling: Tiling) -> Lowered:
+    """The program of a step of that shape, with its products cut into units as `tiling` says."""
+    lowering = _Lowering(plan, shape, arena, at, tiling)
     program = lowering.program
     for group in concurrent(lowering.graph.nodes, plan.run.streams):
         first = len(program)
@@ -61,8 +63,8 @@ def lower(plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses) ->
 
 
 class _Lowering:
-    def __init__(self, plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses) -> None:
-        self.plan, self.shape, self.arena, self.at = plan, shape, arena, at
+    def __init__(self, plan: ExecutionPlan, shape: StepShape, arena: Arena, at: Addresses, tiling: Tiling) -> None:
+        self.plan, self.shape, self.arena, self.at, self.tiling = plan, shape, arena, at, tiling
         self.graph: Graph = plan.graph_for(shape)
         self.program = _native.Program(isa=plan.caps.isa)  # type: ignore[arg-type]
         self.lowered = Lowered(program=self.program)
@@ -125,6 +127,10 @@ class _Lowering:
         """The input of a fused projection, in the workspace."""
         name = linear.inputs[0]
         return self._act_at(self.at.workspace, self.graph.dtype(name), name)
+
+    def _tiles(self, label: str) -> dict[str, Any]:
+        tiles = self.tiling(label)
+        return {} if tiles is None else {"tiling": _native.Tiling(units=tiles[0], rows=tiles[1])}
 
     def _unary(self, node: Node) -> dict[str, int | _native.Axis]:
         x, out = node.inputs[0], node.outputs[0]
@@ -202,7 +208,12 @@ class _Lowering:
         ]
         x = node.inputs[0]
         self.program.add_linear(
-            node.name, x=self._act(x), segments=segments, rows=self._axis(x), fused_qkv=len(weights) > 1
+            node.name,
+            x=self._act(x),
+            segments=segments,
+            rows=self._axis(x),
+            fused_qkv=len(weights) > 1,
+            **self._tiles(node.name),
         )
 
     def _rope_angles(self, node: Node) -> None:
@@ -302,6 +313,7 @@ class _Lowering:
             q_norm=self._address(q_norm.inputs[1]) if q_norm else 0,
             k_norm=self._address(k_norm.inputs[1]) if k_norm else 0,
             qk_eps=q_norm.attrs["eps"] if q_norm else 0.0,
+            **self._tiles(node.name),
         )
 
     def _swiglu(self, node: Node) -> None:
@@ -316,6 +328,7 @@ class _Lowering:
             up=self._weights(up)[0],
             activation=act.op,  # type: ignore[arg-type]
             out=self._act(node.outputs[0]),
+            **self._tiles(node.name),
         )
 
     def _residual(self, node: Node) -> None:
@@ -341,6 +354,7 @@ class _Lowering:
             rows=self._axis(out),
             residual=self._address(residual),
             ldr=columns,
+            **self._tiles(node.name),
         )
 
     def _lm_head(self, node: Node) -> None:
@@ -355,6 +369,7 @@ class _Lowering:
             head=self._weights(linear)[0],
             **(top | {"workspace": self.at.workspace + act_bytes}),  # type: ignore[arg-type]
             softcap=cap.attrs["cap"] if cap else 0.0,
+            **self._tiles(node.name),
         )
 
 

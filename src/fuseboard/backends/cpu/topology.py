@@ -76,6 +76,18 @@ def resident_bytes(ranges: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
+def huge_bytes(first: int, last: int) -> int:
+    """Bytes in huge pages within the address range [first, last), from the process's memory map."""
+    found = start = end = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, rest = line.partition(" ")
+        if "-" in key and not key.endswith(":"):
+            start, end = (int(part, 16) for part in key.split("-"))
+        elif key == "AnonHugePages:" and first <= start and end <= last:
+            found += int(rest.split()[0]) * 1024
+    return found
+
+
 def process_pss() -> int:
     """The process's share of all memory it maps, in bytes."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
