@@ -180,3 +180,34 @@ def test_callers_from_several_threads_take_turns() -> None:
         thread.join()
     assert all(np.array_equal(out, 2 * x) for _, x, out in cases)
     assert team.counters()["graph_replays"] == 300
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_driven_team_runs_while_the_caller_goes_on(threads: int) -> None:
+    before, step = tasks(), make_step(64)
+    team = native.Team(threads, driven=True, cpus=[min(os.sched_getaffinity(0))] * threads)
+    assert len(tasks() - before) == threads
+    cases = [doubling(64, 64 + i) for i in range(4)]
+    for _ in range(50):
+        for program, x, out in cases:
+            program.start(team, step)  # the one before ends first
+            team.wait()
+            assert np.array_equal(out, 2 * x)
+            out[:] = 0
+            program.run(team, step)
+            assert np.array_equal(out, 2 * x)
+    assert team.counters()["graph_replays"] == 400
+    assert team.counters()["pinned_runs"] == 400 * threads
+    for program, _, _ in cases:
+        program.start(team, step)
+    team.wait()
+    assert team.counters()["graph_replays"] == 404
+    cases[0][0].start(team, step)
+    del team  # waits for what runs
+    assert tasks() <= before
+
+
+def test_only_a_driven_team_starts_without_taking_part() -> None:
+    program, _, _ = doubling(4, 4)
+    with pytest.raises(ValueError, match="driven team"):
+        program.start(native.Team(2), make_step(4))
