@@ -3,7 +3,7 @@ PYTHON ?= $(VENV)/bin/python
 BUILD ?= build/dev
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint selfcheck native clean
+.PHONY: demo test lint selfcheck peers native clean
 
 demo: $(INSTALLED) ## set up, fetch a small model, measure what the switches are worth, write out/demo/report.html
 	$(VENV)/bin/fuseboard ablate smollm2-135m --design quick --out out/demo
@@ -18,6 +18,9 @@ lint: $(VENV)/.dev ## style and types
 
 selfcheck: $(INSTALLED) ## check the laboratory on a real engine; wants a quiet machine
 	$(VENV)/bin/python -m fuseboard.measure.selfcheck --out benchmarks/selfcheck
+
+peers: $(INSTALLED) ## side by side with other engines, each built in an environment of its own (1 to 2 hours)
+	$(VENV)/bin/python -m benchmarks.peers
 
 native: ## build the native module in place, for development
 	@mkdir -p $(BUILD)
