@@ -53,8 +53,8 @@ class SelfcheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Runs of identical arms, how many may be told apart, blocks of them and of the plants, the share by which a planted
-    wait makes steps longer, and (input, output) tokens of the requests."""
+    """Runs of identical arms, how many may be told apart, blocks of them and of the plants, the share of a step that a
+    planted wait adds, and (input, output) tokens of the requests."""
 
     runs: int
     allowed: int
