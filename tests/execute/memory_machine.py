@@ -72,6 +72,12 @@ class MemoryMachine:
             output.logsumexp_R[row] = np.nan
         return output
 
+    def start(self, batch):
+        self.started = batch
+
+    def wait(self):
+        return self.run(self.started)
+
     def _context(self, batch, i, starts):
         size = self.plan.kv.block_size
         own = slice(starts[i], starts[i + 1])

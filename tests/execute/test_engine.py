@@ -14,13 +14,24 @@ from policies import kv_policy, schedule_policy
 from fuseboard.core.errors import RequestError
 from fuseboard.execute.engine import Engine
 from fuseboard.execute.sampling_params import SamplingParams
+from fuseboard.plan.policy import RunPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
+RUN = {"overlap": False}
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in turn", "overlapping"])
+def _overlap(request, monkeypatch):
+    """Every test runs with steps one after the other and with steps that overlap: there is no difference."""
+    monkeypatch.setitem(RUN, "overlap", request.param)
+
+
 def engine_of(kv=None, policy=None, **options):
     spec = SimpleNamespace(vocab_size=VOCAB)
-    plan = SimpleNamespace(kv=kv or kv_policy(), schedule=policy or schedule_policy(), spec=spec)
+    run_policy = RunPolicy(**RUN)
+    plan = SimpleNamespace(kv=kv or kv_policy(), schedule=policy or schedule_policy(), spec=spec, run=run_policy)
     machine = MemoryMachine(plan)
     return Engine(machine, plan, **options), machine
 

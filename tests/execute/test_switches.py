@@ -21,6 +21,7 @@ HELD = {
     "prefill": {"batching": "continuous"},
     "streams": {"graph": "captured"},
     "weight_prefetch": {"graph": "captured"},
+    "overlap": {"graph": "captured"},
 }
 """What a switch is studied against, besides everything off: its needs, and company that gives it work."""
 ARGUMENTS = {"prefill": {"chunked": "chunked:9"}}

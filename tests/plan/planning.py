@@ -13,7 +13,7 @@ from fuseboard.plan.build import Limits, build_plan
 from fuseboard.plan.plan import ExecutionPlan
 
 CAPS = ReferenceBackend().capabilities()
-FEATURES = ("affinity", "autotune", "streams", "weight_pages", "weight_prefetch")
+FEATURES = ("affinity", "autotune", "overlap", "streams", "weight_pages", "weight_prefetch")
 FULL_CAPS = replace(CAPS, graph_modes=("eager", "captured"), features=FEATURES, cores=(0, 1), threads=2)
 
 LLAMA = ModelSpec(

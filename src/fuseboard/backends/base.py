@@ -21,6 +21,14 @@ class Executable(Protocol):
         """Runs one step; the result's arrays are valid until the next one."""
         ...
 
+    def start(self, batch: StepBatch) -> None:
+        """Starts one step and returns at once; for plans whose steps overlap. The batch has to stay as it is."""
+        ...
+
+    def wait(self) -> StepOutput:
+        """The result of the step that was started, once it is there; valid until the next one is started."""
+        ...
+
     def counters(self) -> dict[str, int]:
         """Numbers that prove that a switch did something, by the names in the catalogue."""
         ...

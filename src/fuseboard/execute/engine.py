@@ -1,11 +1,15 @@
 """`Engine`: requests in, events out; one step at a time, on the caller's thread."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, MutableSequence, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fuseboard.backends.base import Executable
+from fuseboard.core.batch import StepBatch
 from fuseboard.core.env import debug_checks
 from fuseboard.core.errors import RequestError
 from fuseboard.execute.kv_cache import make_cache
@@ -37,6 +41,39 @@ class _Live:
         self.text = text
         self.record = RequestRecord(request_id=request.request_id, prompt_tokens=request.prompt_len, arrival_ns=arrival)
 
+    @property
+    def lives(self) -> bool:
+        return self.record.finish_reason is None
+
+
+class _Flight:
+    """A step from its schedule to its tokens; some of its requests may have been aborted since."""
+
+    MARKS = 7
+    """Points in time of a step that did not fail."""
+
+    __slots__ = ("batch", "decodes", "error", "lives", "marks", "sampling", "step")
+
+    def __init__(self, step: ScheduledStep, lives: list[_Live], marks: list[int]) -> None:
+        self.step, self.lives, self.marks = step, lives, marks
+        self.decodes = step.is_decode and all(live.record.token_ns for live in lives)
+        self.sampling = [live for live, seq in zip(lives, step.seqs, strict=True) if seq.samples]
+        self.batch: StepBatch
+        self.error: Exception | None = None
+
+
+class _Choice(NamedTuple):
+    """A request's next token and whether it ends with it. `shown` is its text where that had to be known; `cut`: a stop
+    string ended it, and nothing of what it held back is shown."""
+
+    live: _Live
+    token: int
+    logprobs: TokenLogprobs | None
+    time_ns: int
+    reason: str | None
+    shown: str | None
+    cut: bool
+
 
 class Engine:
     """Runs requests on an executable as the plan says.
@@ -63,6 +100,9 @@ class Engine:
         self._scheduler = Scheduler(plan.schedule, self._cache)
         self._runner = Runner(plan.kv, plan.schedule)
         self._live: dict[str, _Live] = {}
+        self._overlaps = plan.run.overlap
+        self._flight: _Flight | None = None
+        self._overlapped = 0
         self.step_log: MutableSequence[StepRecord] | None = None
 
     @property
@@ -112,32 +152,20 @@ class Engine:
         """Computes one step; the events come in the order of the step's sequences.
 
         When the executable fails, the requests of the step end with the reason error and everything else goes on.
+        When the plan overlaps steps, the next one runs from here on: it is started as soon as this one's tokens are
+        known, and the text and events of this one are made meanwhile.
         """
-        marks = [_now()]
-        step = self._scheduler.schedule()
-        if step is None:
+        flight, self._flight = self._flight or self._begin(), None
+        if flight is None:
             return []
-        self._give_back_blocks()
-        marks.append(_now())
-        lives = [self._live[seq.request.request_id] for seq in step.seqs]
-        for live in lives:
-            live.record.first_scheduled_ns = live.record.first_scheduled_ns or marks[0]
-        decodes = step.is_decode and all(live.record.token_ns for live in lives)
-        sampling = [live for live, seq in zip(lives, step.seqs, strict=True) if seq.samples]
-        try:
-            tokens, logprobs = self._compute(step, sampling, marks)
-        except Exception as error:
-            return [self._end(live, "error", error=error) for live in lives]
-        events = self._fail_rows(sampling, tokens) if NO_TOKEN in tokens else []
-        self._scheduler.complete(step, tokens)
-        sampled = marks[-1]
-        marks.append(_now())
-        for live, token, logprob in zip(sampling, tokens, logprobs, strict=True):
-            if token != NO_TOKEN:
-                events.append(self._token_event(live, token, logprob, sampled))
-        if self.step_log is not None:
-            marks.append(_now())
-            self.step_log.append(_step_record(marks, decodes, step))
+        events, chosen = self._finish(flight)
+        if self._overlaps:
+            self._log(flight)
+            self._flight = self._begin()
+            self._overlapped += bool(self._flight and chosen)
+        events += [self._event(choice) for choice in chosen]
+        if not self._overlaps:
+            self._log(flight)
         return events
 
     def memory(self) -> dict[str, int]:
@@ -146,7 +174,8 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """Engagement counters of scheduler, cache and executable since the start."""
-        return self._scheduler.counters() | self._cache.counters() | self._executable.counters()
+        own = {"overlapped_steps": self._overlapped}
+        return self._scheduler.counters() | self._cache.counters() | self._executable.counters() | own
 
     def reset_prefix_cache(self) -> None:
         """Forgets all known prefixes; requests that run keep their blocks."""
@@ -158,21 +187,52 @@ class Engine:
             self._end(live, "abort")
         self._executable.close()
 
-    def _compute(
-        self, step: ScheduledStep, sampling: list[_Live], marks: list[int]
-    ) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def _begin(self) -> _Flight | None:
+        """The next step, prepared, and running already where steps overlap."""
+        start = _now()
+        step = self._scheduler.schedule()
+        if step is None:
+            return None
+        self._give_back_blocks()
+        lives = [self._live[seq.request.request_id] for seq in step.seqs]
+        for live in lives:
+            live.record.first_scheduled_ns = live.record.first_scheduled_ns or start
+        flight = _Flight(step, lives, [start, _now()])
+        try:
+            needs_full = any(live.sampler.needs_full for live in flight.sampling)
+            flight.batch = self._runner.prepare(step, full_logits=needs_full)
+            if self._overlaps:
+                self._executable.start(flight.batch)
+        except Exception as error:
+            flight.error = error
+        flight.marks.append(_now())
+        return flight
+
+    def _finish(self, flight: _Flight) -> tuple[list[TokenEvent], list[_Choice]]:
+        """Events of requests that failed in the step, and the tokens of the others. Who ends with its token leaves."""
+        try:
+            tokens, logprobs = self._compute(flight)
+        except Exception as error:
+            return [self._end(live, "error", error=error) for live in flight.lives if live.lives], []
+        events = self._fail_rows(flight.sampling, tokens) if NO_TOKEN in tokens else []
+        self._scheduler.complete(flight.step, tokens)
+        sampled = flight.marks[-1]
+        flight.marks.append(_now())
+        rows = zip(flight.sampling, tokens, logprobs, strict=True)
+        return events, [self._choice(live, token, logprob, sampled) for live, token, logprob in rows if live.lives]
+
+    def _compute(self, flight: _Flight) -> tuple[list[int], list[TokenLogprobs | None]]:
         """A token and its log-probabilities for every request that samples."""
-        samplers = [live.sampler for live in sampling]
-        batch = self._runner.prepare(step, full_logits=any(sampler.needs_full for sampler in samplers))
-        marks.append(_now())
-        output = self._executable.run(batch)
-        marks.append(_now())
-        tokens = choose_tokens(samplers, output)
+        if flight.error is not None:
+            raise flight.error
+        output = self._executable.wait() if self._overlaps else self._executable.run(flight.batch)
+        flight.marks.append(_now())
+        tokens = choose_tokens([live.sampler for live in flight.sampling], output)
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
-        for row, (live, token) in enumerate(zip(sampling, tokens, strict=True)):
+        for row, (live, token) in enumerate(zip(flight.sampling, tokens, strict=True)):
             if live.params.logprobs is not None and token != NO_TOKEN:
                 logprobs[row] = token_logprobs(output, row, token, live.params.logprobs)
-        marks.append(_now())
+        flight.marks.append(_now())
         return tokens, logprobs
 
     def _fail_rows(self, sampling: list[_Live], tokens: list[int]) -> list[TokenEvent]:
@@ -181,45 +241,54 @@ class Engine:
         error = ArithmeticError(
             "The model gave logits that are not finite; the weights or the cache format do not fit."
         )
-        failed = [live for live, token in zip(sampling, tokens, strict=True) if token == NO_TOKEN]
+        failed = [live for live, token in zip(sampling, tokens, strict=True) if token == NO_TOKEN and live.lives]
         return [self._end(live, "error", error=error) for live in failed]
 
-    def _token_event(self, live: _Live, token: int, logprobs: TokenLogprobs | None, time_ns: int) -> TokenEvent:
-        record = live.record
-        record.token_ns.append(time_ns)
-        count = len(record.token_ns)
+    def _choice(self, live: _Live, token: int, logprobs: TokenLogprobs | None, time_ns: int) -> _Choice:
+        """What follows from a token for its request. Text is made here only where it may end the request."""
+        live.record.token_ns.append(time_ns)
+        count = len(live.record.token_ns)
+        reason, shown, cut = None, None, False
         if token in live.stop_ids and count > live.params.min_tokens:
-            return self._end(live, "stop", token=token, logprobs=logprobs)
-        text = ""
-        if live.text is not None:
-            text, stopped = live.text.push(token)
-            if stopped:
-                return self._end(live, "stop", token=token, logprobs=logprobs, shown=text, flush=False)
-        if count == live.request.max_tokens:
-            return self._end(live, "length", token=token, logprobs=logprobs, shown=text)
-        return TokenEvent(record.request_id, token, text, logprobs, time_ns)
+            reason, shown = "stop", ""
+        elif live.text is not None and live.params.stop:
+            shown, cut = live.text.push(token)
+        if cut:
+            reason = "stop"
+        elif reason is None and count == live.request.max_tokens:
+            reason = "length"
+        if reason is not None:
+            self._leave(live, reason)
+        return _Choice(live, token, logprobs, time_ns, reason, shown, cut)
 
-    def _end(
-        self,
-        live: _Live,
-        reason: str,
-        *,
-        token: int | None = None,
-        logprobs: TokenLogprobs | None = None,
-        shown: str = "",
-        flush: bool = True,
-        error: Exception | None = None,
-    ) -> TokenEvent:
-        """The last event of a request, which leaves the engine."""
+    def _event(self, choice: _Choice) -> TokenEvent:
+        live, token, logprobs, time_ns, reason, shown, cut = choice
+        if shown is None:
+            shown = live.text.push(token)[0] if live.text is not None else ""
+        if reason is None:
+            return TokenEvent(live.record.request_id, token, shown, logprobs, time_ns)
+        if live.text is not None and not cut:
+            shown += live.text.finish()
+        return TokenEvent(live.record.request_id, token, shown, logprobs, time_ns, reason, None, live.record)
+
+    def _end(self, live: _Live, reason: str, *, error: Exception | None = None) -> TokenEvent:
+        """The last event of a request that ends without a token."""
+        self._leave(live, reason)
+        record = live.record
+        shown = live.text.finish() if live.text is not None else ""
+        return TokenEvent(record.request_id, None, shown, None, record.finish_ns, reason, error, record)
+
+    def _leave(self, live: _Live, reason: str) -> None:
         record, request = live.record, live.request
         self._scheduler.remove(request)
         del self._live[request.request_id]
         record.finish_ns, record.finish_reason = _now(), reason
         record.cached_tokens, record.preemptions = request.cached_tokens, request.preemptions
-        if live.text is not None and flush:
-            shown += live.text.finish()
-        time_ns = record.finish_ns if token is None else record.token_ns[-1]
-        return TokenEvent(request.request_id, token, shown, logprobs, time_ns, reason, error, record)
+
+    def _log(self, flight: _Flight) -> None:
+        if self.step_log is not None and len(flight.marks) == _Flight.MARKS - 1:
+            flight.marks.append(_now())
+            self.step_log.append(_step_record(flight))
 
     def _give_back_blocks(self) -> None:
         """Before the step that may write them anew, freed blocks lose their pages or are filled with NaN."""
@@ -263,8 +332,9 @@ class Engine:
         return OutputText(self._tokenizer, stops, skip_special=params.skip_special_tokens, min_tokens=params.min_tokens)
 
 
-def _step_record(marks: list[int], decodes: bool, step: ScheduledStep) -> StepRecord:
-    start, scheduled, prepared, executed, sampled, completed, end = marks
+def _step_record(flight: _Flight) -> StepRecord:
+    start, scheduled, prepared, executed, sampled, completed, end = flight.marks
+    step = flight.step
     return StepRecord(
         start_ns=start,
         schedule_ns=scheduled - start + completed - sampled,
@@ -272,7 +342,7 @@ def _step_record(marks: list[int], decodes: bool, step: ScheduledStep) -> StepRe
         execute_ns=executed - prepared,
         sample_ns=sampled - executed,
         detokenise_ns=end - completed,
-        is_decode=decodes,
+        is_decode=flight.decodes,
         tokens=step.num_tokens,
         seqs=len(step.seqs),
         rows=sum(seq.samples for seq in step.seqs),

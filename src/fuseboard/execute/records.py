@@ -46,6 +46,9 @@ class TokenEvent(NamedTuple):
 class StepRecord(NamedTuple):
     """Where the time of one step went. `is_decode` is a step that computed one generated token a sequence.
 
+    Where steps overlap, `execute_ns` goes from the start of the step to its end and the text and events of the step
+    before, made meanwhile, are not counted: `detokenise_ns` is only what the next step had to wait for.
+
     `rows` tokens were sampled. The tokens of the step saw `context_tokens` of context, summed over tokens; its
     sequences had `cached_tokens` in the cache at the end of it, summed over sequences.
     """

@@ -30,6 +30,12 @@ class Planted:
     def run(self, batch: StepBatch) -> StepOutput:
         return self._change(self._inner, batch)
 
+    def start(self, batch: StepBatch) -> None:
+        self._started = batch
+
+    def wait(self) -> StepOutput:
+        return self.run(self._started)
+
 
 def in_steps(executable: Executable, plant: str) -> Executable:
     """The executable with the plant's fault in its steps, if it has one there."""

@@ -67,7 +67,8 @@ class RunPolicy:
     With `pinned` every thread stays on a processor of its own. `streams` is the most neighbouring nodes that run at
     the same time. With `prefetch_weights` threads that wait pull in the weights that come next. With `autotune` sizes
     that change no result are measured when the plan is compiled, unless that was done before. With `huge_weights`
-    weights are read into huge pages instead of mapped.
+    weights are read into huge pages instead of mapped. With `overlap` the device starts a step before the events of
+    the one before are made.
     """
 
     pinned: bool = False
@@ -75,3 +76,4 @@ class RunPolicy:
     prefetch_weights: bool = False
     autotune: bool = False
     huge_weights: bool = False
+    overlap: bool = False

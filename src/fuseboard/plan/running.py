@@ -15,6 +15,7 @@ def run_policy(ctx: PlanContext, graph: Graph) -> RunPolicy:
         prefetch_weights=_prefetch_weights(ctx),
         autotune=_wanted(ctx, "autotune"),
         huge_weights=_wanted(ctx, "weight_pages"),
+        overlap=_wanted(ctx, "overlap"),
     )
 
 

@@ -146,6 +146,14 @@ CATALOGUE: tuple[Switch, ...] = (
         counters=("tuned_calls",),
     ),
     Switch(
+        name="overlap",
+        values=("off", "on"),
+        kind="exact",
+        doc="the text and events of a step are made while the next one runs already, on threads of the device's own",
+        needs=(("graph", "captured"),),
+        counters=("overlapped_steps",),
+    ),
+    Switch(
         name="affinity",
         values=("off", "pinned"),
         kind="exact",

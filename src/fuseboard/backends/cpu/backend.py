@@ -17,7 +17,7 @@ from fuseboard.graph.ops import Sizes
 from fuseboard.plan.memory import act_buffer
 from fuseboard.plan.plan import ExecutionPlan
 
-FEATURES = ("affinity", "autotune", "streams", "weight_pages", "weight_prefetch")
+FEATURES = ("affinity", "autotune", "overlap", "streams", "weight_pages", "weight_prefetch")
 REGIONS = ("norm_qkv_rope", "swiglu", "residual", "lm_head")
 PROFILE = {
     "weights": "native",

@@ -62,7 +62,9 @@ class CpuExecutable:
         self._workspace = _native.Region(max(plan.memory["workspace"], 64), huge=True, name="fuseboard workspace")
         self._kept, self._pools = self._make_pools()
         self._team = _native.Team(
-            plan.caps.threads, cpus=plan.caps.cores[: plan.caps.threads] if plan.run.pinned else ()
+            plan.caps.threads,
+            cpus=plan.caps.cores[: plan.caps.threads] if plan.run.pinned else (),
+            driven=plan.run.overlap,
         )
         self._step = _native.Step()
         self._bound: tuple[Any, ...] = ()
@@ -84,11 +86,23 @@ class CpuExecutable:
         else:
             for begin, end in step.lowered.ranges:
                 step.lowered.program.run_range(self._team, begin, end, self._step)
+        return self._output(step, batch.num_rows)
+
+    def start(self, batch: StepBatch) -> None:
+        step = self._prepare(batch)
+        self._bind(batch)
+        step.lowered.program.start(self._team, self._step)
+        self._started = step, batch.num_rows
+
+    def wait(self) -> StepOutput:
+        self._team.wait()
+        return self._output(*self._started)
+
+    def _output(self, step: PreparedStep, rows: int) -> StepOutput:
         if self._profiling and not self.plan.buckets:
             self._collect_times(step)
         self._own["folded_constants"] += len(self.plan.graph.once)
         self._own["arena_bytes_saved"] += step.arena.unshared_bytes - step.arena.bytes
-        rows = batch.num_rows
         return StepOutput(
             top_ids_RK=step.ids_RK[:rows],
             top_logits_RK=step.top_RK[:rows],
@@ -220,11 +234,13 @@ class CpuExecutable:
         return found
 
     def profile(self, on: bool) -> None:
+        self._team.wait()
         self._profiling, self._times = on, {}
         for step in self._prepared.values():
             step.lowered.program.profile(on)
 
     def node_times(self) -> Sequence[tuple[str, int, int]]:
+        self._team.wait()
         for step in self._prepared.values():
             self._collect_times(step)
             step.lowered.program.profile(self._profiling)
@@ -252,6 +268,7 @@ class CpuExecutable:
                 self._pools_memory[group].view(offset, layers.block_bytes)[:] = 0xFF
 
     def close(self) -> None:
+        self._team.wait()
         self._prepared.clear()
         del self._team
 

@@ -79,6 +79,12 @@ class ReferenceExecutable:
         logits = values[self.plan.logits] if batch.full_logits else None
         return StepOutput(top_ids_RK=ids, top_logits_RK=top, logsumexp_R=logsumexp, logits_RV=logits)
 
+    def start(self, batch: StepBatch) -> None:
+        self._started = batch
+
+    def wait(self) -> StepOutput:
+        return self.run(self._started)
+
     def _run_node(self, node: Node, values: dict[str, Any]) -> None:
         for inner in node.body or (node,):
             results = OPS[inner.op].reference([values[name] for name in inner.inputs], inner.attrs)
