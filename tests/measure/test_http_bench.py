@@ -119,9 +119,9 @@ def test_another_length_and_a_template_are_said(tokenizer: Path, tmp_path: Path)
     with ScriptedServer(lambda served, n: say.completion(52, 3)) as server:
         result = bench(server.url, tokenizer, tmp_path, "--model", "m", "--num-prompts", "2", "--num-warmups", "0")
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (104, 6)
-    template, length = result["fuseboard"]["notes"]
-    assert "+12 prompt tokens" in template
-    assert "2 answers have another length" in length
+    notes = result["fuseboard"]["notes"]  # a busy machine adds one about the client's own lag
+    assert any("+12 prompt tokens" in note for note in notes)
+    assert any("2 answers have another length" in note for note in notes)
 
 
 def test_when_all_requests_fail_the_result_is_written_all_the_same(
