@@ -144,12 +144,14 @@ class CpuExecutable:
     def _tune(self) -> None:
         self._tuning, origin = tuning_for(self.plan, self._probe)
         self._team.reset_counters()
+        for pool in self._pools_memory:
+            pool.release(0, pool.bytes)
         decision = Decision(subject="autotune", choice=self._tuning.describe(), reason=f"units x rows, {origin}")
         self.plan = replace(self.plan, decisions=(*self.plan.decisions, decision))
 
     def _probe(self, tokens: int, tiling: Tiling) -> Callable[[], dict[str, int]]:
-        """A step of one sequence that lives in the null block."""
-        batch = _null_batch(self.plan, tokens)
+        """A step of one sequence in the first blocks, which no request has yet."""
+        batch = _first_batch(self.plan, tokens)
         step = self._build(self.plan.shape_for(tokens, 1, 1, full_logits=False), tiling)
 
         def times() -> dict[str, int]:
@@ -289,22 +291,22 @@ def _default_tiling(label: str) -> None:
     """The kernels' own sizes."""
 
 
-def _null_batch(plan: ExecutionPlan, tokens: int) -> StepBatch:
-    """Tokens of one sequence whose cache is the null block, which nobody reads."""
-    groups = len(plan.kv.groups)
-    table = np.zeros((1, -(-plan.schedule.max_model_len // plan.kv.block_size)), np.int32)
-    zeros = np.zeros(tokens, np.int32)
+def _first_batch(plan: ExecutionPlan, tokens: int) -> StepBatch:
+    """The first tokens of one sequence whose blocks follow the null block."""
+    groups, size = len(plan.kv.groups), plan.kv.block_size
+    table = np.arange(1, 1 + -(-tokens // size), dtype=np.int32)[None]
+    positions, zeros = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32)
     return StepBatch(
         num_tokens=tokens,
         num_seqs=1,
         num_rows=1,
         token_ids_T=zeros,
-        positions_T=np.arange(tokens, dtype=np.int32),
+        positions_T=positions,
         seq_starts_S1=np.array([0, tokens], np.int32),
         context_lens_S=np.array([tokens], np.int32),
         state_slots_S=zeros[:1],
         sample_rows_R=np.array([tokens - 1], np.int32),
-        kv_slots_GT=(zeros,) * groups,
+        kv_slots_GT=(positions + np.int32(size),) * groups,
         block_tables_GSB=(table,) * groups,
     )
 
