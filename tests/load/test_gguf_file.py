@@ -1,6 +1,7 @@
 """GGUF files: every storage against `gguf.quants`, every way to be broken refused by name."""
 
 import contextlib
+import os
 import struct
 from pathlib import Path
 
@@ -151,6 +152,14 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "whole.gguf", tiny_tensors(), tiny_metadata())
+
+
+def test_metadata_outlives_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", tiny_tensors(), tiny_metadata())
+    file = GgufFile(path)
+    os.truncate(path, 0)  # reading a mapped page past the end would end the process
+    assert list(file.metadata["tokenizer.ggml.tokens"]) == tiny_metadata()["tokenizer.ggml.tokens"]
+    assert len(file.metadata["tokenizer.ggml.token_type"]) == len(file.metadata["tokenizer.ggml.tokens"])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

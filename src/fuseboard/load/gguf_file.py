@@ -44,16 +44,19 @@ read_u64 = struct.Struct("<Q").unpack_from
 
 
 class StringArray:
-    """An array of strings inside the mapped header, decoded when iterated."""
+    """An array of strings as it lies in the header, decoded when iterated.
 
-    def __init__(self, data: mmap.mmap, start: int, count: int) -> None:
-        self._data, self._start, self._count = data, start, count
+    It holds a copy: the tokenizer reads it in a thread of its own, while somebody may already replace the file.
+    """
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self._data, self._count = data, count
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        data, position = self._data, self._start
+        data, position = self._data, 0
         for _ in range(self._count):
             end = position + 8 + read_u64(data, position)[0]
             yield data[position + 8 : end].decode("utf-8", "replace")
@@ -61,7 +64,7 @@ class StringArray:
 
     def pick(self, wanted: Collection[int]) -> dict[int, str]:
         """The strings at some indices, without decoding the others."""
-        data, position, picked = self._data, self._start, {}
+        data, position, picked = self._data, 0, {}
         for index in range(max(wanted, default=-1) + 1):
             end = position + 8 + read_u64(data, position)[0]
             if index in wanted:
@@ -109,7 +112,7 @@ class Header:
         if kind not in SCALARS:
             raise HeaderError(f"has a metadata array of unknown type {kind}")
         start = self.take(count * struct.calcsize(SCALARS[kind]))
-        return np.frombuffer(self.data, np.dtype(SCALARS[kind]).newbyteorder("<"), count, start)
+        return np.frombuffer(self.data, np.dtype(SCALARS[kind]).newbyteorder("<"), count, start).copy()
 
     def string_array(self, count: int) -> StringArray:
         if count * 8 > self.size - self.position:
@@ -119,7 +122,7 @@ class Header:
         for _ in range(count):
             position += 8 + read_u64(data, position)[0]
         self.take(position - start)
-        return StringArray(data, start, count)
+        return StringArray(data[start:position], count)
 
 
 class HeaderError(Exception):
