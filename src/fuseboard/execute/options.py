@@ -32,17 +32,17 @@ class EngineOptions:
     """What an engine is made with."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """A path, a hub id or a name of the catalogue (smollm2-135m, qwen2.5-coder-0.5b, gemma3-270m)."""
-    threads: Annotated[int | None, arg(metavar="N")] = None
-    """Compute threads; all cores that this process may use when not given."""
-    max_model_len: Annotated[int | None, arg(metavar="N")] = None
+    """A path, a hub id or a name of the catalogue."""
+    threads: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all cores it may use)")] = None
+    """Compute threads."""
+    max_model_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: as needed)")] = None
     """Longest sequence in tokens."""
-    max_num_seqs: Annotated[int | None, arg(metavar="N")] = None
+    max_num_seqs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: as needed)")] = None
     """Most sequences at once."""
-    kv_memory: Annotated[str | None, arg(metavar="SIZE")] = None
-    """Memory for the KV cache, for example 512MiB; what the limits need, at most half of what is free, by default."""
-    load_format: Annotated[str, arg(metavar="auto|dummy")] = "auto"
-    """auto, or dummy: random weights for any config.json, to measure a shape whose weights are not at hand."""
+    kv_memory: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="(default: as needed)")] = None
+    """Most memory for the KV cache, such as 512MiB."""
+    load_format: Annotated[str, arg(metavar="FORMAT")] = "auto"
+    """auto, or dummy: random weights for a config.json."""
 
     @property
     def kv_bytes(self) -> int | None:
@@ -59,15 +59,15 @@ class ServingOptions(EngineOptions):
     """An engine under one set of switches."""
 
     preset: Annotated[str, arg(metavar="off|on")] = "on"
-    """The switches to start from: off is the baseline, on is what the backend does best without loss."""
+    """Switches to start from: none, or all that are lossless."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """A switch to change, for example kv.dtype=int8_token_head; `fuseboard plan` lists them."""
+    """A switch to change; `fuseboard plan` lists them."""
     backend: Annotated[str, arg(metavar="NAME")] = DEFAULT
-    """What computes: the fast kernels, or reference, the plain truth that they are tested against."""
-    revision: Annotated[str | None, arg(metavar="REV")] = None
+    """What computes; reference is the plain truth."""
+    revision: Annotated[str | None, arg(metavar="REV", help_behavior_hint="(default: main)")] = None
     """Revision of a model on the hub."""
-    config: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A fuseboard.toml, as `fuseboard tune` writes it; options that are given win over it."""
+    config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """A fuseboard.toml of `tune`; options that are given win."""
 
     @property
     def switches(self) -> dict[str, str]:

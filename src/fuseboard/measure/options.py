@@ -16,40 +16,39 @@ class AblateOptions(EngineOptions):
     """Measure what every switch is worth: launches in counterbalanced blocks, verdicts, and a report."""
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/ablate")
-    """Folder of the records and the report; a run that was stopped goes on from the records it finds there."""
+    """Records and report; a stopped run goes on from them."""
     design: Annotated[str, arg(metavar="DESIGN")] = "auto"
-    """quick (a ladder of six groups), or alone, ladder, without, pairs, orders[:N], joined by '+'; auto is quick, or
-    the ladder of the report that the workload names."""
-    blocks: Annotated[int | None, arg(metavar="N")] = None
-    """Repetitions of every arm, each in a fresh process; 3 for quick, else 5."""
-    budget: Annotated[str | None, arg(metavar="TIME")] = None
-    """Time for all launches, such as 20m: as many blocks as fit by the times of the first two."""
+    """quick, or alone, ladder, without, pairs, orders[:N], joined by '+'; auto is quick or the workload's own."""
+    blocks: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 3 for quick, else 5)")] = None
+    """Launches of every arm."""
+    budget: Annotated[str | None, arg(metavar="TIME", help_behavior_hint="")] = None
+    """Time for all launches, such as 20m, instead of --blocks."""
     only: Annotated[tuple[str, ...], arg(metavar="NAME")] = ()
-    """A switch to study; all of the catalogue when not given."""
+    """A switch to study instead of all."""
     on: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """The value at which a switch is studied, instead of the backend's own."""
+    """The value at which a switch is studied."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """A switch that is held at this value in every arm."""
+    """A switch held at this value in every arm."""
     workload: Annotated[str, arg(metavar="NAME|FILE")] = "auto"
-    """auto (fits the design), quick, full, report-a or report-b (a published report's experiment), or a trace file."""
+    """auto (by design), quick, full, report-a, report-b, or a trace."""
     scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
-    """Factor on the lengths of report-a and report-b, to run them in limited time."""
+    """Factor on the lengths of report-a and report-b."""
     seed: Annotated[int, arg(metavar="N")] = 0
-    """Seed of the prompts and of the order of launches."""
+    """Seed of prompts and order."""
     margin: Annotated[float, arg(metavar="SHARE")] = 0.02
-    """Two arms closer than this share are called equivalent."""
+    """Arms closer than this are equivalent."""
     max_kl: Annotated[float, arg(metavar="NATS")] = 0.1
-    """Mean distance from the baseline's answers beyond which a lossy arm has failed."""
-    quality: bool = True
-    """Also compare the answers of the arms with those of the baseline."""
-    profile: bool = True
-    """Also run every arm once with its operators timed, apart from the launches, to explain the gains."""
+    """Mean KL to the baseline beyond which a lossy arm fails."""
+    quality: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Do not compare answers with the baseline's."""
+    profile: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Do not time the operators of every arm."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
-    """A launch that takes longer is ended and recorded as timed out."""
-    resume: bool = True
-    """Reuse the blocks in the records that were measured under the same plan, workload, machine and code."""
-    dry_run: bool = False
-    """Only list the launches and the time they will take."""
+    """A launch that takes longer is ended."""
+    resume: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Measure anew what the records already hold."""
+    dry_run: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Only list the launches and their time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +58,19 @@ class ProfileOptions(ServingOptions):
     input_len: Annotated[int, arg(metavar="N")] = 512
     """Tokens of every prompt."""
     output_len: Annotated[int, arg(metavar="N")] = 64
-    """Tokens generated for every prompt; end tokens are ignored."""
+    """Tokens generated for each; end tokens are ignored."""
     concurrency: Annotated[int, arg(metavar="N")] = 1
     """Requests in flight at most."""
-    num_prompts: Annotated[int | None, arg(metavar="N")] = None
-    """Requests in all; as many as are in flight when not given."""
+    num_prompts: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: --concurrency)")] = None
+    """Requests in all."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
     """A run that takes longer is ended."""
-    json: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File for everything that was measured, as JSON."""
-    trace: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File for the timeline; ui.perfetto.dev and chrome://tracing open it."""
+    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """File for everything that was measured."""
+    trace: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """File for the timeline; ui.perfetto.dev opens it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,29 +83,29 @@ class BenchOptions(ServingOptions):
     input_len: Annotated[int, arg(metavar="N")] = 512
     """Tokens of every prompt."""
     output_len: Annotated[int, arg(metavar="N")] = 128
-    """Tokens generated for every prompt; end tokens are ignored."""
+    """Tokens generated for each; end tokens are ignored."""
     concurrency: Annotated[int, arg(metavar="N")] = 1
     """Requests in flight at most."""
     num_prompts: Annotated[int, arg(metavar="N")] = 8
     """Requests in all."""
     shared_prefix: Annotated[int, arg(metavar="N")] = 0
-    """Tokens at the start that all prompts have in common."""
+    """First tokens that all prompts share."""
     request_rate: Annotated[float, arg(metavar="RATE")] = float("inf")
-    """Requests a second of an open loop; inf sends as soon as the concurrency allows."""
+    """Requests a second; replaces the times of a trace."""
     burstiness: Annotated[float, arg(metavar="X")] = 1.0
-    """Shape of its gamma-distributed gaps: 1 is Poisson, less is burstier, more is steadier."""
-    trace: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A trace file (Azure CSV, Mooncake JSONL, BurstGPT CSV, ShareGPT JSON, OpenAI messages JSONL) for the requests."""
+    """1 is Poisson, less is burstier."""
+    trace: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Requests of a log (Azure, BurstGPT, Mooncake, ShareGPT, ...)."""
     time_scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
-    """Factor on the arrival times of a trace; 0.5 is twice as fast; 0 ignores them and keeps --concurrency busy."""
+    """Factor on the times of a trace; 0 keeps --concurrency busy."""
     num_warmups: Annotated[int, arg(metavar="N")] = 1
-    """Rounds of other prompts of the same shapes before the measurement."""
+    """Rounds with other prompts before the measurement."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
-    """A launch that takes longer is ended and recorded as timed out."""
-    json: Annotated[Path | None, arg(metavar="FILE")] = None
-    """File for the result, with the key names of vLLM's benchmark."""
+    """A launch that takes longer is ended."""
+    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """File for the result, with the key names of vLLM's."""
 
 
 @dataclass(frozen=True, kw_only=True)
