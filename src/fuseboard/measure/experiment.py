@@ -147,8 +147,14 @@ def with_places(experiment: Experiment) -> Experiment:
 
 @contextlib.contextmanager
 def measuring_lock() -> Iterator[None]:
-    """Only one measurement at a time on a machine; others wait."""
-    with process_lock(cache_dir() / "measure.lock"):
+    """Only one measurement at a time on a machine; others wait, and say for whom."""
+    path = cache_dir() / "measure.lock"
+
+    def say(holder: int | None) -> None:
+        who = f"process {holder}" if holder else "another process"
+        print(f"Waiting for {who}, which measures on this machine (it holds {path}).", file=sys.stderr, flush=True)
+
+    with process_lock(path, waiting=say):
         yield
 
 
