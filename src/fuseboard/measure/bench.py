@@ -65,9 +65,10 @@ def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
         for note in loaded.notes:
             print(note)
         closed = options.concurrency if options.time_scale == 0 else None
-        return traces.workload(
+        work = traces.workload(
             loaded, prompts, count=options.num_prompts, seed=options.seed, time_scale=options.time_scale, closed=closed
         )
+        return replace(work, cells=tuple(_paced(options, cell) for cell in work.cells))
     if min(options.input_len, options.output_len, options.num_prompts, options.concurrency) < 1:
         raise UserError("--input-len, --output-len, --num-prompts and --concurrency must be at least 1.")
     cell = workload.grid_cell(
@@ -79,8 +80,16 @@ def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
         shared_prefix=options.shared_prefix,
     )
     warmup = workload.warmup_rounds(prompts, [cell], rounds=options.num_warmups)
-    cell = paced(cell, options.request_rate, burstiness=options.burstiness, seed=options.seed)
-    return workload.Workload(name="bench", cells=(cell,), warmup=warmup, warmup_s=WARMUP_S, seed=options.seed)
+    return workload.Workload(
+        name="bench", cells=(_paced(options, cell),), warmup=warmup, warmup_s=WARMUP_S, seed=options.seed
+    )
+
+
+def _paced(options: BenchOptions, cell: workload.Cell) -> workload.Cell:
+    """The cell at the rate that is asked for, whatever times it had; UserError for a scale of times that go unused."""
+    if options.request_rate != float("inf") and options.time_scale not in (0, 1):
+        raise UserError("--request-rate replaces the times that --time-scale scales; give one of them.")
+    return paced(cell, options.request_rate, burstiness=options.burstiness, seed=options.seed)
 
 
 def as_json(options: BenchOptions, done: LaunchRecord) -> dict[str, Any]:
