@@ -299,6 +299,14 @@ def test_bench_open_loop(cache: Path) -> None:
         bench.run(BenchOptions(model=write_dummy(cache), load_format="dummy", request_rate=0.0))
 
 
+def test_one_cache_size_holds_a_sequence_in_blocks_of_any_size(cache: Path) -> None:
+    base = {"model": write_dummy(cache), "load_format": "dummy", "threads": 1, "design": "alone", "workload": "quick"}
+    for size in ("64", "256"):
+        asked = AblateOptions(out=cache / size, only=("kv.block_size",), on=(f"kv.block_size={size}",), **base)  # type: ignore[arg-type]
+        made = experiment.prepare(asked)
+        assert all(arm.plan_digest for arm in made.design.arms), "every arm has a plan under the one --kv-memory"
+
+
 def test_the_code_digest_is_stable() -> None:
     assert machine.code_digest() == machine.code_digest()
     assert len(machine.code_digest()) == 64

@@ -77,7 +77,7 @@ def test_the_cache_holds_four_sequences_of_the_baseline_in_every_arm(cache: Path
         plan = subject.plan(dataclasses.replace(made.engine, preset=arm.switches))
         held = sum((g.num_blocks - 1) * plan.kv.block_size for g in plan.kv.groups)
         assert held >= 4 * (made.engine.max_model_len or 0)
-        assert plan.memory["kv"] <= made.engine.kv_memory * 1.05  # type: ignore[operator]
+        assert plan.memory["kv"] <= (made.engine.kv_memory or 0)
     assert any("times 0.05" in note for note in made.design.notes)
 
 

@@ -68,6 +68,11 @@ def request_bytes(plan, tokens: int) -> int:
     return sum(len(g.layers) * blocks * g.block_bytes for g in plan.kv.groups)
 
 
+def null_bytes(plan) -> int:
+    """Bytes of the null blocks."""
+    return sum(len(g.layers) * g.block_bytes for g in plan.kv.groups)
+
+
 def test_cache_holds_what_the_limits_need():
     plan = plan_of(LLAMA, limits=Limits(max_model_len=100, max_num_seqs=3), kv_block_size="32", kv_dtype="f16")
     (group,) = plan.kv.groups
@@ -81,22 +86,42 @@ def test_cache_holds_what_the_limits_need():
 def test_a_budget_of_whole_sequences_holds_them_all(seqs, requests, extra):
     """Block counts are whole-number arithmetic: a share of 1/49 of 49 sequences must not lose a block."""
     limits = Limits(max_model_len=100, max_num_seqs=seqs)
-    one = request_bytes(plan_of(LLAMA, limits=limits), 100)
-    plan = plan_of(LLAMA, limits=replace(limits, kv_memory=requests * one + extra))
+    one, null = request_bytes(plan_of(LLAMA, limits=limits), 100), null_bytes(plan_of(LLAMA, limits=limits))
+    plan = plan_of(LLAMA, limits=replace(limits, kv_memory=null + requests * one + extra))
     (group,) = plan.kv.groups
     assert group.num_blocks >= 1 + requests * 7
-    assert (group.num_blocks - 1) * len(group.layers) * group.block_bytes <= requests * one + extra
+    assert plan.memory["kv"] <= null + requests * one + extra
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    spec=st.sampled_from((LLAMA, GEMMA)),
+    block_size=st.sampled_from(("16", "64", "256")),
+    layout=st.sampled_from(("contiguous", "paged")),
+    budget=st.integers(150_000, 2_000_000),
+)
+def test_the_planned_cache_stays_within_the_budget(spec, block_size, layout, budget):
+    chosen = {"kv_block_size": block_size, "kv_layout": layout}
+    try:
+        plan = plan_of(spec, limits=Limits(max_model_len=64, kv_memory=budget), **chosen)
+    except DoesNotFitError:
+        least = plan_of(spec, limits=Limits(max_model_len=64, max_num_seqs=1), **chosen)
+        assert least.memory["kv"] > budget
+        return
+    assert plan.kv.bytes == plan.memory["kv"] <= budget
+    again = plan_of(spec, limits=Limits(max_model_len=64, kv_memory=plan.kv.bytes), **chosen)
+    assert again.kv.bytes <= plan.kv.bytes
 
 
 def test_a_budget_below_one_sequence_names_the_bytes():
-    one = request_bytes(plan_of(LLAMA), 64)
+    one = request_bytes(plan_of(LLAMA), 64) + null_bytes(plan_of(LLAMA))
     with pytest.raises(DoesNotFitError, match=f"{one - 1} bytes cannot hold one sequence of 64 tokens.*{one} bytes"):
         plan_of(LLAMA, limits=Limits(max_model_len=64, kv_memory=one - 1))
 
 
 def test_cache_takes_at_most_half_of_the_free_memory():
-    one = request_bytes(plan_of(LLAMA), 64)
-    small = replace(CAPS, memory_bytes=2 * (5 * one))
+    one, null = request_bytes(plan_of(LLAMA), 64), null_bytes(plan_of(LLAMA))
+    small = replace(CAPS, memory_bytes=2 * (null + 5 * one))
     plan = plan_of(LLAMA, small, limits=Limits(max_model_len=64, max_num_seqs=100))
     assert plan.kv.groups[0].num_blocks == 1 + 5 * 4
 

@@ -86,12 +86,21 @@ def bare_args(options: EngineOptions) -> EngineArgs:
 def make_engine(args: EngineArgs, work: workload.Workload, subject: Subject, options: AblateOptions) -> EngineArgs:
     """The arguments of every arm; a report with a fixed size of the KV cache sets it by its own baseline."""
     study = studies.STUDIES.get(options.workload)
-    if study is None or study.kv_seqs is None or study.context is None or args.kv_memory:
+    if args.kv_memory:
         return fitted(args, work, subject)
+    if study is None or study.kv_seqs is None or study.context is None:
+        args = fitted(args, work, subject)
+        return replace(args, kv_memory=_cache_bytes(subject, args))
     context = min(round(study.context * options.scale), subject.model.spec.max_position)
     context = args.max_model_len or max(context, work.max_len)
     sized = replace(args, preset=study.baseline, max_model_len=context, max_num_seqs=study.kv_seqs)
-    return fitted(replace(args, max_model_len=context, kv_memory=subject.plan(sized).memory["kv"]), work, subject)
+    return fitted(replace(args, max_model_len=context, kv_memory=_cache_bytes(subject, sized)), work, subject)
+
+
+def _cache_bytes(subject: Subject, args: EngineArgs) -> int:
+    """KV memory in which all of the arguments' sequences fit whatever the size of a block."""
+    sizes = {"kv.block_size": switch("kv.block_size").values[-1]}
+    return subject.plan(replace(args, preset=dict(args.preset) | sizes, kv_memory=None)).memory["kv"]
 
 
 def fitted(args: EngineArgs, work: workload.Workload, subject: Subject) -> EngineArgs:

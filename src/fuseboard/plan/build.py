@@ -198,7 +198,8 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
         kept = longest if window is None or contiguous else min(longest, _window_blocks(window, schedule, block_size))
         wanted.append((window, layers, kept))
     per_request = sum(len(layers) * kept * size for _, layers, kept in wanted)
-    wished = schedule.max_num_seqs * per_request
+    null = sum(len(layers) * size for _, layers, _ in wanted)
+    wished = null + schedule.max_num_seqs * per_request
     budget = min(wished, _free_memory(ctx) or wished) if limits.kv_memory is None else limits.kv_memory
     groups = tuple(
         CacheGroup(
@@ -207,14 +208,14 @@ def _kv_policy(ctx: PlanContext, schedule: SchedulePolicy, limits: Limits) -> Kv
             kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_bytes=size,
-            num_blocks=1 + budget * kept // per_request,
+            num_blocks=1 + max(0, budget - null) * kept // per_request,
         )
         for window, layers, kept in wanted
     )
     if any(group.num_blocks < 1 + kept for group, (_, _, kept) in zip(groups, wanted, strict=True)):
         raise DoesNotFitError(
             f"A KV cache of {budget} bytes cannot hold one sequence of {schedule.max_model_len} tokens, which needs "
-            f"{per_request} bytes; raise --kv-memory or lower --max-model-len."
+            f"{null + per_request} bytes; raise --kv-memory or lower --max-model-len."
         )
     ctx.decide(
         "kv memory", f"{budget} bytes", "--kv-memory" if limits.kv_memory is not None else "what the limits need"
