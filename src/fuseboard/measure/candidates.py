@@ -138,8 +138,7 @@ class Space:
         needed = self._bytes(plan)
         if self.memory is None or needed <= self.memory:
             return engine, plan
-        spare = sum(group.block_bytes * len(group.layers) for group in plan.kv.groups)
-        left = self.memory - (needed - plan.memory["kv"]) - spare
+        left = self.memory - (needed - plan.memory["kv"])
         if left <= 0 or self.base.kv_memory is not None:
             raise DoesNotFitError(
                 f"It needs {needed / 1e6:,.1f} MB, with the process itself, of {self.memory / 1e6:,.1f}."
@@ -155,9 +154,10 @@ class Space:
 
 
 def _busy_bytes(plan: ExecutionPlan, work: Workload) -> int:
-    """Bytes of cache that the workload's longest requests take when as many as the plan allows run at once."""
+    """Bytes of cache that the workload's longest requests, and the null block, take when as many as the plan allows
+    run at once."""
     lengths = sorted((len(r.token_ids) + r.n_out for cell in work.cells for r in cell.requests), reverse=True)
-    blocks = sum(-(-length // plan.kv.block_size) for length in lengths[: plan.schedule.max_num_seqs])
+    blocks = 1 + sum(-(-length // plan.kv.block_size) for length in lengths[: plan.schedule.max_num_seqs])
     return sum(blocks * group.block_bytes * len(group.layers) for group in plan.kv.groups if group.window is None)
 
 
