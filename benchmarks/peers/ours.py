@@ -99,14 +99,12 @@ def host_share(steps: Sequence[Any], decodes: bool) -> float:
 
 
 def bandwidth(threads: int) -> dict[str, float]:
-    """Bytes a second read from a buffer that no cache holds, and from the one that `fuseboard doctor` reads."""
+    """Bytes a second read from a buffer that no cache holds, the one that `fuseboard doctor` reads."""
     from fuseboard import _native
-    from fuseboard.backends.cpu.ceilings import READ_BYTES, SECONDS
+    from fuseboard.backends.cpu.ceilings import SECONDS, memory_read_bytes
+    from fuseboard.backends.cpu.topology import free_memory, last_cache
 
-    return {
-        "memory": _native.measure_bandwidth(threads, 1 << 30, SECONDS),
-        "doctor": _native.measure_bandwidth(threads, READ_BYTES, SECONDS),
-    }
+    return {"memory": _native.measure_bandwidth(threads, memory_read_bytes(last_cache(), free_memory()), SECONDS)}
 
 
 def main() -> None:

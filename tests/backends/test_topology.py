@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from fuseboard.backends.cpu.topology import memory_nodes, pinning_order
+from fuseboard.backends.cpu.ceilings import memory_read_bytes
+from fuseboard.backends.cpu.topology import last_cache, memory_nodes, pinning_order
 
 
 def describe(root, nodes, siblings):
@@ -36,3 +37,20 @@ def test_a_system_that_says_nothing_is_one_node(tmp_path):
     assert memory_nodes(tmp_path) == [os.sched_getaffinity(0)]
     assert pinning_order(tmp_path) == tuple(sorted(os.sched_getaffinity(0)))
     assert set(pinning_order()) == os.sched_getaffinity(0)
+
+
+def test_the_last_cache_is_the_outermost_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3})
+    for index, (level, size) in enumerate([("1", "48K"), ("1", "32K"), ("2", "2048K"), ("3", "300M")]):
+        folder = tmp_path / f"cpu/cpu2/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(level + "\n")
+        (folder / "size").write_text(size + "\n")
+    assert last_cache(tmp_path) == 300 << 20
+    assert last_cache(tmp_path / "nothing") == 0
+
+
+def test_memory_is_read_beyond_the_last_cache():
+    assert memory_read_bytes(32 << 20, 64 << 30) == 1 << 30
+    assert memory_read_bytes(300 << 20, 64 << 30) == 1200 << 20
+    assert memory_read_bytes(300 << 20, 2 << 30) == 512 << 20, "a quarter of what is free"

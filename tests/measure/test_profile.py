@@ -115,6 +115,26 @@ def test_costs_of_classes_add_up_to_those_of_the_steps(cache: Path, preset: str)
     assert all(o.limit_ns >= o.streamed_limit_ns > 0 for o in found.values() if o.weight_bytes)
 
 
+def test_a_step_that_a_cache_holds_has_the_limits_of_the_cache(cache: Path) -> None:
+    spec = profile_spec(write_dummy(cache), "on")
+    subject = load_subject(spec.launch.engine)
+    plan = subject.plan(spec.launch.engine)
+    step = StepRecord(
+        start_ns=0, schedule_ns=1, prepare_ns=1, execute_ns=1, sample_ns=1, detokenise_ns=1, is_decode=True,
+        tokens=1, seqs=1, rows=1, context_tokens=20, cached_tokens=20,
+    )  # fmt: skip
+    cost = step_cost(plan.graph, plan.kv, step_sizes(step))
+    touched = cost.weight_bytes + cost.kv_bytes
+    slow = replace(subject.caps, read_bytes_per_s=1e6, flops_per_s=1e15, integer_ops_per_s=1e15)
+
+    def limit(held: int) -> int:
+        caps = replace(slow, cache_bytes=held, cache_read_bytes_per_s=4e6)
+        return sum(o.streamed_limit_ns for o in OperatorCosts(plan, caps).total([step]).values())
+
+    assert limit(touched - 1) == pytest.approx(1e9 * touched / 1e6, rel=1e-3), "memory, whatever a node alone takes"
+    assert limit(touched) == pytest.approx(1e9 * touched / 4e6, rel=1e-3)
+
+
 def test_every_instruction_belongs_to_a_class(cache: Path) -> None:
     spec = profile_spec(write_dummy(cache), "on")
     plan = load_subject(spec.launch.engine).plan(spec.launch.engine)
@@ -136,6 +156,20 @@ def test_ceilings_are_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(type(backend), "examine", lambda *_: pytest.fail("measured again"))
     assert ensure_ceilings(backend, 1) == caps
     assert ensure_ceilings(get_backend("reference"), 1).read_bytes_per_s == 0
+
+
+def test_ceilings_of_an_older_version_are_measured_anew(cache: Path) -> None:
+    backend = get_backend()
+    file = cache / "cache" / "ceilings.json"
+    ensure_ceilings(backend, 1)
+    stored = json.loads(file.read_text())
+    assert stored["1"]["read_bytes"] >= min(1 << 30, 4 * stored["1"]["cache_bytes"])
+    file.write_text(json.dumps({"1": stored["1"]}))
+    assert backend.capabilities(threads=1).read_bytes_per_s == 0, "a file without a version"
+    file.write_text(json.dumps(stored | {"version": stored["version"] - 1}))
+    assert backend.capabilities(threads=1).read_bytes_per_s == 0
+    assert ensure_ceilings(backend, 1).read_bytes_per_s > 0
+    assert json.loads(file.read_text())["version"] == stored["version"]
 
 
 def test_the_command_prints_tables_and_writes_files(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ def current(caps: DeviceCaps | None = None) -> Machine:
         read_bytes_per_s=caps.read_bytes_per_s if caps else 0.0,
         flops_per_s=caps.flops_per_s if caps else 0.0,
         integer_ops_per_s=caps.integer_ops_per_s if caps else 0.0,
+        cache_bytes=caps.cache_bytes if caps else 0,
+        cache_read_bytes_per_s=caps.cache_read_bytes_per_s if caps else 0.0,
     )
 
 

@@ -98,17 +98,19 @@ class OperatorCosts:
         found: dict[str, OperatorRecord] = {}
         for step in steps:
             sizes = step_sizes(step)
-            for alike in self._alike:
-                cost = self._record(alike, node_cost(self._graph, alike.node, self._kv, sizes))
+            costs = [(alike, node_cost(self._graph, alike.node, self._kv, sizes)) for alike in self._alike]
+            working_set = sum(alike.count * (cost.weight_bytes + cost.kv_bytes) for alike, cost in costs)
+            for alike, one in costs:
+                cost = self._record(alike, one, working_set)
                 found[alike.name] = add(found[alike.name], cost) if alike.name in found else cost
         return found
 
-    def _record(self, alike: _Alike, cost: Cost) -> OperatorRecord:
+    def _record(self, alike: _Alike, cost: Cost, working_set: int) -> OperatorRecord:
         times = alike.count
         return OperatorRecord(
             name=alike.name,
-            limit_ns=times * self._limit_ns(cost),
-            streamed_limit_ns=times * self._limit_ns(replace(cost, activation_bytes=0)),
+            limit_ns=times * self._limit_ns(cost, working_set),
+            streamed_limit_ns=times * self._limit_ns(replace(cost, activation_bytes=0), working_set),
             weight_bytes=times * cost.weight_bytes,
             kv_bytes=times * cost.kv_bytes,
             activation_bytes=times * cost.activation_bytes,
@@ -116,8 +118,8 @@ class OperatorCosts:
             integer_operations=times * cost.integer_operations,
         )
 
-    def _limit_ns(self, cost: Cost) -> int:
-        seconds = cost.seconds(self._caps)
+    def _limit_ns(self, cost: Cost, working_set: int) -> int:
+        seconds = cost.seconds(self._caps, working_set=working_set)
         return 0 if seconds is None else round(seconds * 1e9)
 
 

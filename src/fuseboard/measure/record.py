@@ -32,6 +32,8 @@ class Machine:
     read_bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
     integer_ops_per_s: float = 0.0
+    cache_bytes: int = 0
+    cache_read_bytes_per_s: float = 0.0
 
     @property
     def kind(self) -> tuple[str, str, int, str]:

@@ -34,13 +34,18 @@ class Cost:
     def bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes + self.activation_bytes
 
-    def seconds(self, caps: DeviceCaps) -> float | None:
-        """The roofline limit: the longer of moving the bytes and doing the operations; None without measured rates."""
+    def seconds(self, caps: DeviceCaps, *, working_set: int | None = None) -> float | None:
+        """The roofline limit: the longer of moving the bytes and doing the operations; None without measured rates.
+
+        `working_set` are the bytes of the whole step, which decide whether a cache can hold them; a step's own bytes
+        when not given.
+        """
         if not caps.read_bytes_per_s or not caps.flops_per_s:
             return None
         floating = (self.operations - self.integer_operations) / caps.flops_per_s
         integer = self.integer_operations / (caps.integer_ops_per_s or caps.flops_per_s)
-        return max(self.bytes / caps.read_bytes_per_s, floating + integer)
+        rate = caps.read_rate(self.bytes if working_set is None else working_set)
+        return max(self.bytes / rate, floating + integer)
 
 
 def decode_sizes(batch: int, context: int) -> Sizes:

@@ -185,8 +185,14 @@ def ceilings(machine: Machine) -> str:
     """The measured limits of a machine in words."""
     if not machine.read_bytes_per_s:
         return "No ceilings are known for this backend."
+    cached = (
+        f"{machine.cache_read_bytes_per_s / 1e9:.1f} GB/s for steps whose weights and KV fit the last cache "
+        f"({view.size(machine.cache_bytes)}), "
+        if machine.cache_read_bytes_per_s
+        else ""
+    )
     return (
-        f"Ceilings, measured: {machine.read_bytes_per_s / 1e9:.1f} GB/s from memory, "
+        f"Ceilings, measured: {machine.read_bytes_per_s / 1e9:.1f} GB/s from memory, {cached}"
         f"{machine.flops_per_s / 1e9:.0f} GFLOP/s, {machine.integer_ops_per_s / 1e9:.0f} GOP/s on integers."
     )
 

@@ -100,18 +100,25 @@ def _rate(operator: OperatorRecord) -> float:
 
 
 def _roofs(axis: Any, machine: Machine, low: float, high: float) -> None:
-    """The sloped line of the memory and the flat ones of the arithmetic."""
-    slope = machine.read_bytes_per_s / 1e9
+    """The sloped lines of the memory and of the last cache, and the flat ones of the arithmetic."""
+    _slope(axis, machine, machine.read_bytes_per_s, "memory", low, high)
+    if machine.cache_read_bytes_per_s:
+        _slope(axis, machine, machine.cache_read_bytes_per_s, "last cache", low, high)
+    slope = max(machine.read_bytes_per_s, machine.cache_read_bytes_per_s) / 1e9
     for rate, label in ((machine.flops_per_s, "float32"), (machine.integer_ops_per_s, "integers")):
         top = rate / 1e9
         if top:
             axis.plot([min(high, top / slope), high], [top, top], color=INK, linewidth=1.1)
             text = f"{label}, {top:.0f} GOP/s"
             axis.annotate(text, (high, top), (-2, 3), textcoords="offset points", ha="right", fontsize=8, color=MUTED)
-    knee = max(machine.flops_per_s, machine.integer_ops_per_s) / machine.read_bytes_per_s
+
+
+def _slope(axis: Any, machine: Machine, rate: float, label: str, low: float, high: float) -> None:
+    slope = rate / 1e9
+    knee = max(machine.flops_per_s, machine.integer_ops_per_s) / rate
     end = min(high, knee)
     axis.plot([low, end], [low * slope, end * slope], color=INK, linewidth=1.1)
-    text = f"memory, {slope:.1f} GB/s"
+    text = f"{label}, {slope:.1f} GB/s"
     at = math.sqrt(low * end)
     axis.annotate(text, (at, at * slope), (-6, 6), textcoords="offset points", ha="right", fontsize=8, color=MUTED)
 

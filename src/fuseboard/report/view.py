@@ -264,6 +264,7 @@ def receipts(analysis: Analysis) -> list[tuple[str, str]]:
     design, machine = analysis.design, analysis.design.machine
     launch = next((r for r in analysis.launches if r.error is None), None)
     rates = [f"{machine.read_bytes_per_s / 1e9:.1f} GB/s read"] if machine.read_bytes_per_s else []
+    rates += [f"{machine.cache_read_bytes_per_s / 1e9:.1f} GB/s cached"] if machine.cache_read_bytes_per_s else []
     rates += [f"{machine.flops_per_s / 1e9:.0f} GFLOP/s"] if machine.flops_per_s else []
     rates += [f"{machine.integer_ops_per_s / 1e9:.0f} GOP/s on integers"] if machine.integer_ops_per_s else []
     found = [

@@ -40,7 +40,7 @@ PROFILE = {
     "prefill": "chunked",
     "prefix_cache": "on",
 }
-ISAS = ("scalar", "avx2", "avx512")
+ISAS = ("scalar", "avx2", "avx512", "neon")
 
 
 class CpuBackend:
@@ -71,6 +71,8 @@ class CpuBackend:
             memory_nodes=len(memory_nodes()),
             memory_bytes=free_memory(),
             read_bytes_per_s=ceilings.read_bytes_per_s if ceilings else 0.0,
+            cache_bytes=ceilings.cache_bytes if ceilings else 0,
+            cache_read_bytes_per_s=ceilings.cache_read_bytes_per_s if ceilings else 0.0,
             flops_per_s=ceilings.flops_per_s if ceilings else 0.0,
             integer_ops_per_s=ceilings.int8_ops_per_s if ceilings else 0.0,
             profile=PROFILE,

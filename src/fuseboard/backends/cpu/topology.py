@@ -1,5 +1,6 @@
 """What the process may use of this machine: CPUs, memory, and the physical memory behind address ranges."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,16 @@ def _cgroup_cpus() -> int | None:
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def last_cache(root: Path = Path("/sys/devices/system")) -> int:
+    """Bytes of the outermost cache of the first usable CPU; 0 where the system does not say."""
+    sizes = {0: 0}
+    for index in (root / f"cpu/cpu{min(os.sched_getaffinity(0))}/cache").glob("index[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = (index / "size").read_text().strip()
+            sizes[int((index / "level").read_text())] = int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    return sizes[max(sizes)]
 
 
 def free_memory() -> int:
