@@ -78,6 +78,7 @@ def test_what_cannot_be_fast_enough_is_refused_with_the_bound(wide: Space) -> No
 
 
 def test_memory_shrinks_the_cache_then_the_sequences_then_refuses(wide: Space) -> None:
+    wide = dataclasses.replace(wide, base=dataclasses.replace(wide.base, max_model_len=192))
     whole = planned(wide, {})
     kv = whole.plan.memory["kv"]
     busy = candidates._busy_bytes(whole.plan, wide.work)
