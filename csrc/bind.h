@@ -26,7 +26,7 @@ Enum parse(const char *what, const std::string &name, const char *const (&names)
   throw std::invalid_argument("Unknown " + std::string(what) + " '" + name + "': use one of " + all + ".");
 }
 
-constexpr const char *kFmtNames[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a"};
+constexpr const char *kFmtNames[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
 constexpr const char *kActNames[] = {"f32", "a8", "a16"};
 constexpr const char *kKvNames[] = {"f32", "f16", "bf16", "i8_token", "i8_token_head", "i8_head"};
 constexpr const char *kAxisNames[] = {"one", "tokens", "seqs", "rows"};
@@ -35,7 +35,7 @@ constexpr const char *kIndexNames[] = {"row", "position"};
 constexpr const char *kCounterNames[] = {
     "graph_replays",   "eager_calls",       "fused_qkv",      "fused_norm_qkv_rope", "fused_residual", "fused_swiglu",
     "fused_lm_head",   "attention_naive",   "attention_blockwise", "kv_int8_bytes",  "kv_half_bytes",  "kv_clipped",
-    "w4_bytes",        "w8_bytes",          "half_bytes",     "f32_bytes",           "rope_computed",
+    "w4_bytes",        "w5_bytes",          "w8_bytes",       "half_bytes",          "f32_bytes",      "rope_computed",
     "pinned_runs",     "barriers_saved",    "prefetched_bytes",    "tuned_calls"};
 
 void bind_core(nanobind::module_ &m);        // memory, team, step, structs

@@ -48,7 +48,9 @@ struct Step {  // pointers into the StepBatch arrays; see src/fuseboard/core/bat
 //   w4    a group: 16 f16 scales (32 B), then group/4 k-quads of 32 B: byte (r%8)*4 + k%4, low nibble row r < 8,
 //         high nibble row r >= 8; value = scale * (q - 8)
 //   w4a   a group: 16 f16 scales, 16 f16 minima, then the same quads; value = scale * q + minimum
-enum class Fmt : int32_t { f32, f16, bf16, w8, w8g, w4, w4a, count };
+//   w5    a group of 32: 16 f16 scales, 8 x 64 fifth bits (a k-quad each: bit r*4 + k%4), then 8 k-quads of four bits
+//         as in w4; value = scale * (q - 16)
+enum class Fmt : int32_t { f32, f16, bf16, w8, w8g, w4, w4a, w5, count };
 
 struct Weight {
   Fmt fmt;
@@ -117,6 +119,7 @@ enum Counter : int32_t {
   c_kv_half_bytes,        // f16 and bf16 read
   c_kv_clipped,           // values clipped by a static scale
   c_w4_bytes,             // weight bytes read
+  c_w5_bytes,
   c_w8_bytes,
   c_half_bytes,           // f16 and bf16 weights
   c_f32_bytes,

@@ -9,6 +9,7 @@ Counter weight_counter(Fmt fmt) {
   switch (fmt) {
     case Fmt::w4:
     case Fmt::w4a: return c_w4_bytes;
+    case Fmt::w5: return c_w5_bytes;
     case Fmt::w8:
     case Fmt::w8g: return c_w8_bytes;
     case Fmt::f16:
@@ -20,7 +21,7 @@ Counter weight_counter(Fmt fmt) {
 }  // namespace
 
 const char *name(Fmt fmt) {
-  constexpr const char *names[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a"};
+  constexpr const char *names[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
   return names[int(fmt)];
 }
 

@@ -18,7 +18,7 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-constexpr const char *kFormats[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a"};
+constexpr const char *kFormats[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
 constexpr const char *kActs[] = {"f32", "a8", "a16"};
 
 template <class Enum, size_t N>

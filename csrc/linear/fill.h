@@ -45,6 +45,7 @@ inline void fill_linear(Kernels &k) {
   fill_int<Fmt::w8g>(k);
   fill_int<Fmt::w4>(k);
   fill_int<Fmt::w4a>(k);
+  fill_int<Fmt::w5>(k);
   k.quantise[int(ActType::f32)] = linear::copy_row;
   k.quantise[int(ActType::a8)] = linear::quantise_int<int8_t>;
   k.quantise[int(ActType::a16)] = linear::quantise_int<int16_t>;

@@ -10,12 +10,15 @@ inline namespace FUSE_ISA {
 namespace linear {
 
 constexpr bool is_float(Fmt f) { return f == Fmt::f32 || f == Fmt::f16 || f == Fmt::bf16; }
-constexpr bool is_four_bit(Fmt f) { return f == Fmt::w4 || f == Fmt::w4a; }
+constexpr bool is_nibbles(Fmt f) { return f == Fmt::w4 || f == Fmt::w4a || f == Fmt::w5; }
 
-constexpr int64_t quad_bytes(Fmt f) { return is_four_bit(f) ? 32 : 64; }                     // 16 rows x 4 columns
-constexpr int64_t group_head(Fmt f) { return f == Fmt::w4a ? 64 : f == Fmt::w8 ? 0 : 32; }  // scales and minima
+constexpr int64_t quad_bytes(Fmt f) { return is_nibbles(f) ? 32 : 64; }  // 16 rows x 4 columns
+constexpr int64_t fifth_bytes(Fmt f) { return f == Fmt::w5 ? 64 : 0; }   // of a group, right before its quads; 8 a quad
+constexpr int64_t group_head(Fmt f) {                                    // scales, minima and fifth bits
+  return f == Fmt::w8 ? 0 : (f == Fmt::w4a ? 64 : 32) + fifth_bytes(f);
+}
 constexpr int64_t panel_head(Fmt f) { return f == Fmt::w8 ? 64 : 0; }
-constexpr int32_t zero_point(Fmt f) { return f == Fmt::w4 ? 8 : f == Fmt::w4a ? 0 : 128; }
+constexpr int32_t zero_point(Fmt f) { return f == Fmt::w4 ? 8 : f == Fmt::w4a ? 0 : f == Fmt::w5 ? 16 : 128; }
 constexpr int64_t float_bytes(Fmt f) { return f == Fmt::f32 ? 64 : 32; }                     // a column of a panel
 
 inline const uint8_t *panel_at(const Weight &w, int32_t p) { return w.data + int64_t(p) * w.panel_bytes; }
@@ -51,14 +54,24 @@ inline uint32_t load32(const uint8_t *p) {
   return x;
 }
 
+inline uint64_t load64(const uint8_t *p) {
+  uint64_t x;
+  __builtin_memcpy(&x, p, 8);
+  return x;
+}
+
 inline float load_half(const uint8_t *p) { return half_to_float(load16(p)); }
 
-// Code of row r, column j of a quad.
+// Code of row r, column k of a group's quads.
 template <Fmt F>
-inline int32_t code_at(const uint8_t *quad, int32_t r, int32_t j) {
-  if (!is_four_bit(F)) return quad[r * 4 + j];
-  uint8_t both = quad[r % 8 * 4 + j];
-  return r < 8 ? both & 15 : both >> 4;
+inline int32_t code_at(const uint8_t *quads, int32_t r, int32_t k) {
+  const uint8_t *quad = quads + k / 4 * quad_bytes(F);
+  if (!is_nibbles(F)) return quad[r * 4 + k % 4];
+  const uint8_t both = quad[r % 8 * 4 + k % 4];
+  const int32_t code = r < 8 ? both & 15 : both >> 4;
+  if (F != Fmt::w5) return code;
+  const uint8_t fifths = quads[k / 4 * 8 + r / 2 - fifth_bytes(F)];
+  return code | (fifths >> (r % 2 * 4 + k % 4) & 1) << 4;
 }
 
 // Value of row r, column k of a float panel.

@@ -28,7 +28,7 @@ void row_int(const Weight &w, int32_t row, float *out) {
     const float minimum = F == Fmt::w4a ? load_half(head + 32 + r * 2) : 0.0f;
     const int32_t columns = w.k - k0 < group ? w.k - k0 : group;
     for (int32_t k = 0; k < columns; k++)
-      out[k0 + k] = scale * float(code_at<F>(quads + k / 4 * quad_bytes(F), r, k % 4) - zero_point(F)) + minimum;
+      out[k0 + k] = scale * float(code_at<F>(quads, r, k) - zero_point(F)) + minimum;
   }
 }
 

@@ -3,7 +3,8 @@
 // Bytes moved: the packed weights once; activations and tiles stay in L1 and L2. Bound expected: memory rate up to 2-3
 // rows, above it the two multiply ports. Three ways to multiply, all exact:
 //   floats     FMA, 6 rows x 16 outputs in 12 accumulators
-//   w4 x a8    vpmaddubsw, its pairs added in int16 for 8 quads (15 * 127 * 2 * 8 < 2^15), then one vpmaddwd
+//   w4 x a8    vpmaddubsw, its pairs added in int16 for 8 quads (15 * 127 * 2 * 8 < 2^15), then one vpmaddwd;
+//              w5 x a8 for 4 quads (31 * 127 * 2 * 4 < 2^15)
 //   the rest   codes as int16 pairs (columns 0 2 and 1 3 of a quad) by one AND and one shift, then vpmaddwd; int8
 //              activations are widened on the way, since u8 x s8 pairs do not fit int16
 // Measured on one busy Sapphire Rapids core without VNNI (weights in L2, GOPS; its 256-bit FMA ceiling 83), rows
@@ -86,22 +87,45 @@ struct FloatSpans256 {
   }
 };
 
-// w4 x a8: sums over 8 quads in int16, then widened and added to the group's sums.
+// 16 in every byte whose bit is set.
+[[gnu::always_inline]] inline __m256i sixteens(const uint8_t *bits) {
+  const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+  const __m256i here = _mm256_and_si256(_mm256_shuffle_epi8(broadcast32(bits), byte), bit);
+  return _mm256_and_si256(_mm256_cmpeq_epi8(here, bit), _mm256_set1_epi8(16));
+}
+
+// A quad of nibbles as unsigned bytes, rows 0-7 and 8-15; `fifths` are its fifth bits where the format has them.
+template <Fmt F>
+[[gnu::always_inline]] inline void load_nibbles(const uint8_t *quad, const uint8_t *fifths, __m256i &low,
+                                                __m256i &high) {
+  const __m256i both = load256(quad), mask = _mm256_set1_epi8(15);
+  low = _mm256_and_si256(both, mask);
+  high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+  if constexpr (F == Fmt::w5) {
+    low = _mm256_or_si256(low, sixteens(fifths));
+    high = _mm256_or_si256(high, sixteens(fifths + 4));
+  }
+}
+
+// Nibbles x a8: sums over as many quads as int16 can hold, then widened and added to the group's sums.
 template <Fmt F>
 struct NibbleSums {
   static constexpr int64_t kQuad = 4;
+  static constexpr int kDepth = F == Fmt::w5 ? 4 : 8;
 
   template <int M, int P>
   [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, Codes &x, int32_t quads,
                                          __m256i (&sum)[P][M][2]) {
-    for (; quads > 0; quads -= 8, quad += 8 * 32, x.next_quad(8 * kQuad)) {
+    const uint8_t *fifths = quad - fifth_bytes(F);
+    for (; quads > 0; quads -= kDepth, quad += kDepth * 32, fifths += kDepth * 8, x.next_quad(kDepth * kQuad)) {
       __m256i part[P][M][2];
 #pragma GCC unroll 8
-      for (int q = 0; q < 8; q++) {
+      for (int q = 0; q < kDepth; q++) {
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) {
-          const __m256i both = load256(quad + p * stride + q * 32), mask = _mm256_set1_epi8(15);
-          const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+          __m256i low, high;
+          load_nibbles<F>(quad + p * stride + q * 32, fifths + p * stride + q * 8, low, high);
 #pragma GCC unroll 8
           for (int m = 0; m < M; m++) {
             const __m256i value = broadcast32(x.row(m) + q * kQuad);
@@ -133,13 +157,11 @@ template <Fmt F, ActType T>
 struct PairSums {
   static constexpr int64_t kQuad = T == ActType::a8 ? 4 : 8;
 
-  [[gnu::always_inline]] static void load(const uint8_t *quad, __m256i &low, __m256i &high) {
-    low = load256(quad);
-    if constexpr (is_four_bit(F)) {
-      const __m256i mask = _mm256_set1_epi8(15);
-      high = _mm256_and_si256(_mm256_srli_epi16(low, 4), mask);
-      low = _mm256_and_si256(low, mask);
+  [[gnu::always_inline]] static void load(const uint8_t *quad, const uint8_t *fifths, __m256i &low, __m256i &high) {
+    if constexpr (is_nibbles(F)) {
+      load_nibbles<F>(quad, fifths, low, high);
     } else {
+      low = load256(quad);
       high = load256(quad + 32);
     }
   }
@@ -158,11 +180,12 @@ struct PairSums {
   template <int M, int P>
   [[gnu::always_inline]] static void add(const uint8_t *quad, int64_t stride, Codes &x, int32_t quads,
                                          __m256i (&sum)[P][M][2]) {
-    for (; quads > 0; quads--, quad += quad_bytes(F), x.next_quad(kQuad)) {
+    const uint8_t *fifths = quad - fifth_bytes(F);
+    for (; quads > 0; quads--, quad += quad_bytes(F), fifths += 8, x.next_quad(kQuad)) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; p++) {
         __m256i low, high;
-        load(quad + p * stride, low, high);
+        load(quad + p * stride, fifths + p * stride, low, high);
 #pragma GCC unroll 2
         for (int pair = 0; pair < 2; pair++) {
           const __m256i l = codes(low, pair), h = codes(high, pair);
@@ -245,6 +268,10 @@ struct SumsOf<Fmt::w4, ActType::a8> {
 template <>
 struct SumsOf<Fmt::w4a, ActType::a8> {
   using type = NibbleSums<Fmt::w4a>;
+};
+template <>
+struct SumsOf<Fmt::w5, ActType::a8> {
+  using type = NibbleSums<Fmt::w5>;
 };
 
 struct Avx2 {

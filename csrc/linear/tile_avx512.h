@@ -3,7 +3,7 @@
 // Bytes moved: the packed weights once; activations and tiles stay in L1 and L2. Bound expected: memory rate up to
 // about 8 rows, above it two vpdpbusd (64 MAC each, 32 for int16 activations) or two FMAs (16 MAC) a cycle, less one
 // unpacking step a quad for w4. Four-bit quads are loaded twice into one register and shifted by half (vpsrlvd), so
-// both nibbles cost one shift and one AND.
+// both nibbles cost one shift and one AND; fifth bits are a mask under which 16 is added.
 //
 // Measured on one busy Sapphire Rapids core (weights in L2, GOPS; its int8 ceiling 631, FMA 164), rows 1 / 8 / 64:
 //   f32 15 / 108 / 148, bf16 43 / 135 / 135, w8 x a8 199 / 518 / 527, w8 x a16 97 / 271 / 273,
@@ -70,11 +70,13 @@ struct FloatSpans512 {
   }
 };
 
-// One quad of 16 rows as unsigned bytes.
+// One quad of 16 rows as unsigned bytes; `fifths` are its fifth bits where the format has them.
 template <Fmt F>
-inline __m512i load_codes(const uint8_t *quad) {
-  if constexpr (!is_four_bit(F)) return _mm512_loadu_si512(quad);
-  return _mm512_and_si512(_mm512_srlv_epi32(twice(quad), upper_half(4)), _mm512_set1_epi8(15));
+inline __m512i load_codes(const uint8_t *quad, const uint8_t *fifths) {
+  if constexpr (!is_nibbles(F)) return _mm512_loadu_si512(quad);
+  const __m512i codes = _mm512_and_si512(_mm512_srlv_epi32(twice(quad), upper_half(4)), _mm512_set1_epi8(15));
+  if constexpr (F != Fmt::w5) return codes;
+  return _mm512_mask_add_epi8(codes, _cvtu64_mask64(load64(fifths)), codes, _mm512_set1_epi8(16));
 }
 
 inline __m512i broadcast32(const uint8_t *p) { return _mm512_set1_epi32(int(load32(p))); }
@@ -111,20 +113,22 @@ struct IntSpans512 {
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) sum[p][m] = _mm512_set1_epi32(-zero_point(F) * x.sums[m * x.groups]);
-      const uint8_t *quad = panel + walk.quads(g);
+      const uint8_t *quad = panel + walk.quads(g), *fifths = quad - fifth_bytes(F);
       for (int32_t q = 0; q < quads; q += 4)
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; i++, quad += quad_bytes(F), x.next_quad(kQuad)) dot<M, P>(quad, stride, x, sum);
+        for (int i = 0; i < 4; i++, quad += quad_bytes(F), fifths += 8, x.next_quad(kQuad))
+          dot<M, P>(quad, fifths, stride, x, sum);
       scale<M, P>(panel + walk.head(g), stride, x, sum, tile, tile_ld);
     }
   }
 
   // One quad: exact, so the order does not matter.
   template <int M, int P>
-  [[gnu::always_inline]] static void dot(const uint8_t *quad, int64_t stride, const Codes &x, __m512i (&sum)[P][M]) {
+  [[gnu::always_inline]] static void dot(const uint8_t *quad, const uint8_t *fifths, int64_t stride, const Codes &x,
+                                         __m512i (&sum)[P][M]) {
     __m512i codes[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) codes[p] = load_codes<F>(quad + p * stride);
+    for (int p = 0; p < P; p++) codes[p] = load_codes<F>(quad + p * stride, fifths + p * stride);
     if constexpr (T == ActType::a8) {
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {

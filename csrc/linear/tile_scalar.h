@@ -51,7 +51,7 @@ void scalar_row(const Weight &w, const Act &a, int32_t m, const uint8_t *panel, 
     for (int32_t r = 0; r < kPanel; r++) sum[r] = -zero_point(F) * total;
     for (int32_t k = 0; k < a.group; k++) {
       const int32_t x = act_code<T>(act_row<T>(a, m), int64_t(g) * a.group + k);
-      for (int32_t r = 0; r < kPanel; r++) sum[r] += code_at<F>(quads + k / 4 * quad_bytes(F), r, k % 4) * x;
+      for (int32_t r = 0; r < kPanel; r++) sum[r] += code_at<F>(quads, r, k) * x;
     }
     for (int32_t r = 0; r < kPanel; r++) {
       const float factor = F == Fmt::w8 ? scale : load_half(head + 2 * r) * scale;

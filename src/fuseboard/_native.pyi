@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Isa = Literal["scalar", "avx2", "avx512", "amx", ""]
 Axis = Literal["one", "tokens", "seqs", "rows"]
-WeightFmt = Literal["f32", "f16", "bf16", "w8", "w8g", "w4", "w4a"]
+WeightFmt = Literal["f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"]
 ActType = Literal["f32", "a8", "a16"]
 KvFmt = Literal["f32", "f16", "bf16", "i8_token", "i8_token_head", "i8_head"]
 Activation = Literal["silu", "gelu_tanh"]

@@ -24,6 +24,8 @@ WEIGHTS = {
     "w4a16:g64": 1e-3,
     "w4a16:g32a": 1e-3,
     "w8a8": 0.06,
+    "w5a16": 1e-3,
+    "w5a8": 0.06,
     "w4a8:g32": 0.06,
     "w4a8:g64": 0.06,
     "w4a8:g128": 0.06,
@@ -83,7 +85,7 @@ def test_every_weight_format(tiny, case, weights, preset):
     expected, _ = run(model, ragged, backend="reference", weights=weights)
     got, counters = run(model, ragged, preset=preset, weights=weights)
     assert_close(got, expected, WEIGHTS[weights])
-    moved = {"b": "half_bytes", "f": "half_bytes", "w4": "w4_bytes", "w8": "w8_bytes"}
+    moved = {"b": "half_bytes", "f": "half_bytes", "w4": "w4_bytes", "w5": "w5_bytes", "w8": "w8_bytes"}
     assert counters[moved[weights[:2] if weights[0] == "w" else weights[0]]] > 0
 
 

@@ -24,6 +24,7 @@ ROUNDING = {
     "w4g32a": 0.067,
     "w4g64a": 0.067,
     "w4g128a": 0.067,
+    "w5g32": 0.063,
 }
 
 
@@ -65,6 +66,14 @@ def test_packed_bytes_follow_the_contract():
     codes = group[32:].reshape(8, 32)
     assert codes[quad - 8, (11 % 8) * 4 + lane] >> 4 == 0  # the value of largest magnitude is -8
     assert codes[quad - 8, (11 % 8) * 4 + (lane + 1) % 4] >> 4 == 8
+    w[row, k + 1] = 3.5
+    w5 = pack(quantise(w, "w5g32"))[panel_bytes(weight_format("w5g32"), 64) :][352:]
+    assert w5[:32].view(np.float16)[11] == np.float16(-7 / 16)
+    fifths = np.unpackbits(w5[32:96].reshape(8, 8)[quad - 8], bitorder="little")
+    assert fifths[11 * 4 : 12 * 4].tolist() == [1, 1, 0, 0]  # codes 16 16 0 8
+    codes = w5[96:].reshape(8, 32)
+    assert codes[quad - 8, (11 % 8) * 4 + lane + 1] == 8 << 4
+    assert codes.sum() == 8 << 4
     w8 = pack(quantise(w, "w8"))[panel_bytes(weight_format("w8"), 64) :]
     assert w8[:64].view(np.float32)[11] == np.float32(7 / 127)
     assert w8[64:].reshape(16, 64)[quad, 11 * 4 + lane] == 127 + 128
@@ -82,7 +91,7 @@ def test_asymmetric_codes_use_minimum_and_range():
     assert q.scales_NG[0, 0] == 1
 
 
-@pytest.mark.parametrize("name", ["w4g32", "w4g64", "w4g32a", "w4g64a"])
+@pytest.mark.parametrize("name", ["w4g32", "w4g64", "w4g32a", "w4g64a", "w5g32"])
 def test_clip_search_lowers_the_error(name):
     w = matrix(64, 256) ** 3
     plain, searched = (np.square(dequantise(quantise(w, name, clip_search=c)) - w).sum() for c in (0, 12))
@@ -102,7 +111,7 @@ def test_zero_and_constant_groups():
     for name in WEIGHT_FORMATS:
         assert not dequantise(quantise(np.zeros((3, 70), np.float32), name)).any()
     constant = np.full((2, 64), 0.5, np.float32)
-    for name in ("w4g32", "w4g32a", "w8", "w8g32"):
+    for name in ("w4g32", "w4g32a", "w5g32", "w8", "w8g32"):
         np.testing.assert_allclose(dequantise(quantise(constant, name)), constant, rtol=1e-3)
 
 
@@ -123,8 +132,8 @@ def test_activation_formats_fit_the_weight_groups():
 
 # ---- GGUF blocks ----------------------------------------------------------------------------------------------------
 
-EXACT = ["Q4_0", "Q4_1", "Q8_0"]
-REROUNDED = ["Q5_0", "Q5_1"]
+EXACT = ["Q4_0", "Q4_1", "Q5_0", "Q8_0"]
+REROUNDED = ["Q5_1"]
 
 
 def stored(kind: str, n: int = 21, k: int = 256) -> StoredBlocks:

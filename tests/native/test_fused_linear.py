@@ -23,6 +23,7 @@ PAIRS = [
     ("w4g32", "a8g32", "w4_bytes"),
     ("w4g128", "a8g64", "w4_bytes"),
     ("w4g64a", "a16g64", "w4_bytes"),
+    ("w5g32", "a16g32", "w5_bytes"),
 ]
 each_pair = pytest.mark.parametrize(("fmt", "act", "counter"), PAIRS)
 each_isa = pytest.mark.parametrize("isa", ISAS)

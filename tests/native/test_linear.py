@@ -4,7 +4,7 @@ from linear_calls import ISAS, empty_activations, quantise, tile
 
 from fuseboard import _native
 from fuseboard.formats.panels import pack, padded_k
-from fuseboard.formats.quantise import dequantise, fake_quantise, quantise_activations
+from fuseboard.formats.quantise import Quantised, dequantise, fake_quantise, quantise_activations
 from fuseboard.formats.quantise import quantise as quantise_weights
 from fuseboard.formats.weights import ACT_FORMATS, WEIGHT_FORMATS, act_format, weight_format
 
@@ -26,6 +26,8 @@ TOLERANCE = {
     ("w4", "a16"): 3e-7,
     ("w4a", "a8"): 5e-7,
     ("w4a", "a16"): 5e-7,
+    ("w5", "a8"): 3e-7,
+    ("w5", "a16"): 3e-7,
 }
 
 
@@ -78,6 +80,16 @@ def test_integer_formats_agree_bit_for_bit_among_instruction_sets(isa, name, act
     q, x, a = case(name, act, 50, 450, 13)
     b = quantise(isa, x, padded_k(q.format, 450), act)
     np.testing.assert_array_equal(tile(isa, q, b, (0, 13)), tile("scalar", q, a, (0, 13)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("act", weight_format("w5g32").acts)
+def test_five_bits_give_what_eight_give_for_the_same_codes(isa, act):
+    q, _, a = case("w5g32", act, 50, 450, 13, isa)
+    wide = Quantised(
+        format=weight_format("w8g32"), codes_NK=(q.codes_NK - np.uint8(16)).view(np.int8), scales_NG=q.scales_NG
+    )
+    np.testing.assert_array_equal(tile(isa, q, a, (0, 13)), tile(isa, wide, a, (0, 13)))
 
 
 @pytest.mark.parametrize("isa", ISAS)

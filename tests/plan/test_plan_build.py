@@ -191,6 +191,7 @@ def test_policy_takes_the_last_pattern_that_matches():
     ("w8a16", "f32", "w8", "a16g64"), ("w8a8", "f32", "w8", "a8g64"), ("w8a8:g32", "f32", "w8g32", "a8g32"),
     ("w4a8", "f32", "w4g64", "a8g64"), ("w4a16:g128", "f32", "w4g128", "a16g64"),
     ("w4a8:g32a", "f32", "w4g32a", "a8g32"), ("native", "q4_0", "w4g32", "a8g32"),
+    ("w5a8", "f32", "w5g32", "a8g32"), ("native", "q5_0", "w5g32", "a16g32"),
     ("native", "q4_1", "w4g32a", "a8g32"), ("native", "q6_k", "w8g32", "a16g32"), ("native", "bf16", "bf16", "f32"),
 ])  # fmt: skip
 def test_schemes(scheme, storage, weight, act):
@@ -198,8 +199,8 @@ def test_schemes(scheme, storage, weight, act):
 
 
 @pytest.mark.parametrize("text", [
-    "w5a8", "w4a4", "f32:g32", "native:g32", "w4a8:g48", "w8a16:g64", "w8a8:g32a", "w4a8;down", "w4a8;=w8a8",
-    "w4a8;*.down.weight=w9", "w4a8;", "",
+    "w6a8", "w5a8:g64", "w4a4", "f32:g32", "native:g32", "w4a8:g48", "w8a16:g64", "w8a8:g32a", "w4a8;down",
+    "w4a8;=w8a8", "w4a8;*.down.weight=w9", "w4a8;", "",
 ])  # fmt: skip
 def test_bad_policies_are_refused(text):
     with pytest.raises(PlanError):

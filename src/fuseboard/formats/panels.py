@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fuseboard.formats.quantise import Quantised
+from fuseboard.formats.quantise import ZERO_POINTS, Quantised
 from fuseboard.formats.weights import PANEL, WeightFormat, weight_format
 
 Bytes = NDArray[np.uint8]
 ALIGN = 64
+FIFTHS = 64
+"""Bytes of the fifth bits of a w5 group."""
 
 
 def padded_k(fmt: WeightFormat, k: int) -> int:
@@ -69,8 +71,7 @@ def unpack(packed: Bytes, format_name: str, n: int, k: int) -> Quantised:
 
 
 def _group_bytes(fmt: WeightFormat) -> int:
-    head = 64 if fmt.native == "w4a" else 32
-    return head + PANEL * fmt.group * (8 if fmt.native == "w8g" else 4) // 8
+    return int(PANEL * fmt.group * fmt.bits) // 8
 
 
 def _panel_rows(x_NK: NDArray[Any], k_pad: int, fill: int = 0) -> NDArray[Any]:
@@ -154,22 +155,30 @@ def _unpack_w8g(panels: Bytes, fmt: WeightFormat, n: int, k: int) -> Quantised:
     return Quantised(format=fmt, codes_NK=codes.view(np.int8)[:n, :k], scales_NG=_read_head(view, 0, n))
 
 
-def _pack_w4(panels: Bytes, q: Quantised, k_pad: int) -> None:
+def _pack_nibbles(panels: Bytes, q: Quantised, k_pad: int) -> None:
     view = _group_view(panels, q.format, k_pad)
     start = _write_heads(view, q.scales_NG, q.minima_NG)
-    fill = 8 if q.minima_NG is None else 0
-    quads = _panel_rows(np.ascontiguousarray(q.codes_NK), k_pad, fill).view(np.uint32)
+    codes = _panel_rows(np.ascontiguousarray(q.codes_NK), k_pad, ZERO_POINTS.get(q.format.native, 0))
+    if q.format.native == "w5":
+        bits = (codes >> 4).reshape(len(panels), PANEL, view.shape[1], -1, 4).transpose(0, 2, 3, 1, 4)
+        view[:, :, start : start + FIFTHS] = np.packbits(bits.reshape(*view.shape[:2], -1), axis=-1, bitorder="little")
+        codes, start = codes & 15, start + FIFTHS
+    quads = codes.view(np.uint32)
     words = (quads[:, :8] | quads[:, 8:] << np.uint32(4)).reshape(len(panels), 8, view.shape[1], -1)
     view[:, :, start:].view(np.uint32).reshape(*view.shape[:2], -1, 8)[...] = words.transpose(0, 2, 3, 1)
 
 
-def _unpack_w4(panels: Bytes, fmt: WeightFormat, n: int, k: int) -> Quantised:
+def _unpack_nibbles(panels: Bytes, fmt: WeightFormat, n: int, k: int) -> Quantised:
     view = _group_view(panels, fmt, padded_k(fmt, k))
     asymmetric = fmt.native == "w4a"
-    start = 64 if asymmetric else 32
+    start = {"w4": 32, "w4a": 64, "w5": 32 + FIFTHS}[fmt.native]
     words = view[:, :, start:].view(np.uint32).reshape(*view.shape[:2], -1, 8).transpose(0, 3, 1, 2)
     packed = np.ascontiguousarray(words).view(np.uint8).reshape(len(panels), 8, -1)
     codes = np.concatenate([packed & 15, packed >> 4], axis=1).reshape(len(panels) * PANEL, -1)
+    if fmt.native == "w5":
+        bits = np.unpackbits(view[:, :, 32:start], axis=-1, bitorder="little")
+        bits = bits.reshape(*view.shape[:2], -1, PANEL, 4).transpose(0, 3, 1, 2, 4)
+        codes |= bits.reshape(codes.shape) << 4
     return Quantised(
         format=fmt,
         codes_NK=codes[:n, :k],
@@ -184,8 +193,9 @@ _PACKERS = {
     "bf16": _pack_float,
     "w8": _pack_w8,
     "w8g": _pack_w8g,
-    "w4": _pack_w4,
-    "w4a": _pack_w4,
+    "w4": _pack_nibbles,
+    "w4a": _pack_nibbles,
+    "w5": _pack_nibbles,
 }
 _UNPACKERS = {
     "f32": _unpack_float,
@@ -193,6 +203,7 @@ _UNPACKERS = {
     "bf16": _unpack_float,
     "w8": _unpack_w8,
     "w8g": _unpack_w8g,
-    "w4": _unpack_w4,
-    "w4a": _unpack_w4,
+    "w4": _unpack_nibbles,
+    "w4a": _unpack_nibbles,
+    "w5": _unpack_nibbles,
 }

@@ -4,6 +4,7 @@ Legend: N output rows, K columns, G groups of columns, T tokens. Values of a gro
     w8, w8g   scale * q             q in -127..127 (-128 where a file stores it)
     w4        scale * (q - 8)       q in 0..15
     w4a       scale * q + minimum   q in 0..15
+    w5        scale * (q - 16)      q in 0..31
 Scales and minima of groups are float16 and are rounded before the codes are chosen, so a code is the nearest one for
 the scale that is applied. Ties round to even.
 """
@@ -21,6 +22,8 @@ from fuseboard.formats.weights import WeightFormat, act_format, weight_format
 Floats = NDArray[np.float32]
 SMALLEST = np.float32(2.0**-100)
 """A group of activations whose largest magnitude is below this counts as zero (its reciprocal would overflow)."""
+ZERO_POINTS = {"w4": 8, "w5": 16}
+"""The code that stands for zero in the symmetric formats of unsigned codes; the largest code is twice it less one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class Quantised:
     """Rows of a matrix in plain, unpacked form.
 
     `codes_NK` holds the values themselves for f32 and f16, their bit pattern (uint16) for bf16, int8 for w8 and w8g32
-    and uint8 0..15 for w4. `scales_NG` is float32 [N, 1] for w8 and float16 for groups.
+    and uint8 for w4 and w5. `scales_NG` is float32 [N, 1] for w8 and float16 for groups.
     """
 
     format: WeightFormat
@@ -52,7 +55,8 @@ def groups_of(x_NK: NDArray[Any], group: int) -> NDArray[Any]:
 def quantise(w_NK: Floats, format_name: str, *, clip_search: int = 0) -> Quantised:
     """Rounds a float32 matrix [N, K] to a format.
 
-    `clip_search` > 0 tries that many narrower ranges for each w4 group and keeps the one with the least squared error.
+    `clip_search` > 0 tries that many narrower ranges for each w4 or w5 group and keeps the one with the least squared
+    error.
     Raises `LoadError` when a value is not finite, or too large for the format.
     """
     fmt = weight_format(format_name)
@@ -73,8 +77,7 @@ def dequantise(q: Quantised) -> Floats:
         return q.codes_NK.astype(np.float32)
     rows, columns = q.shape
     codes = groups_of(q.codes_NK, q.format.group or columns).astype(np.float32)
-    if native == "w4":
-        codes -= 8
+    codes -= ZERO_POINTS.get(native, 0)
     codes *= q.scales_NG.astype(np.float32)[..., None]
     if q.minima_NG is not None:
         codes += q.minima_NG.astype(np.float32)[..., None]
@@ -137,18 +140,19 @@ def _w8(w: Floats, fmt: WeightFormat, clip_search: int) -> Quantised:
     return Quantised(format=fmt, codes_NK=codes.astype(np.int8).reshape(rows, -1)[:, :columns], scales_NG=scales)
 
 
-def _w4(w: Floats, fmt: WeightFormat, clip_search: int) -> Quantised:
-    """The value of largest magnitude becomes -8, so the sign of the scale is free and all 16 codes are used."""
-    x = groups_of(w, fmt.group)
+def _symmetric(w: Floats, fmt: WeightFormat, clip_search: int) -> Quantised:
+    """The value of largest magnitude gets code 0, so the sign of the scale is free and all codes are used."""
+    x, zero = groups_of(w, fmt.group), np.float32(ZERO_POINTS[fmt.native])
+    top = int(2 * zero - 1)
     high, low = x.max(axis=-1), x.min(axis=-1)
-    scales = np.where(high > -low, high, low) / np.float32(-8)
+    scales = np.where(high > -low, high, low) / -zero
     if clip_search:
-        # A symmetric range (-7..7) is a candidate too: it is the better one when both ends matter.
+        # A range of as many steps down as up is a candidate too: it is the better one when both ends matter.
         narrower = [scales * np.float32(1 - 0.5 * i / clip_search) for i in range(clip_search)]
         wide = np.maximum(high, -low)
-        scales = _least_error(x, [*narrower, wide / np.float32(7)], lambda s: (s, np.float32(-8) * s))
+        scales = _least_error(x, [*narrower, wide / (zero - 1)], lambda s: (s, -zero * s), top)
     scales16 = scales.astype(np.float16)
-    codes = _codes4(x, scales16.astype(np.float32), np.float32(-8) * scales16.astype(np.float32))
+    codes = _unsigned(x, scales16.astype(np.float32), -zero * scales16.astype(np.float32), top)
     return Quantised(format=fmt, codes_NK=codes.reshape(len(w), -1)[:, : w.shape[1]], scales_NG=scales16)
 
 
@@ -159,34 +163,46 @@ def _w4a(w: Floats, fmt: WeightFormat, clip_search: int) -> Quantised:
         centre, half = (high + low) / 2, (high - low) / 2
         factors = [np.float32(1 - 0.4 * i / clip_search) for i in range(clip_search)]
         factor = _least_error(
-            x, [np.full_like(half, f) for f in factors], lambda f: (2 * half * f / np.float32(15), centre - half * f)
+            x,
+            [np.full_like(half, f) for f in factors],
+            lambda f: (2 * half * f / np.float32(15), centre - half * f),
+            15,
         )
         high, low = centre + half * factor, centre - half * factor
     minima = low.astype(np.float16)
     scales = ((high - minima.astype(np.float32)) / np.float32(15)).astype(np.float16)
-    codes = _codes4(x, scales.astype(np.float32), minima.astype(np.float32))
+    codes = _unsigned(x, scales.astype(np.float32), minima.astype(np.float32), 15)
     codes = codes.reshape(len(w), -1)[:, : w.shape[1]]
     return Quantised(format=fmt, codes_NK=codes, scales_NG=scales, minima_NG=minima)
 
 
-def _codes4(x: Floats, scales: Floats, minima: Floats) -> NDArray[np.uint8]:
+def _unsigned(x: Floats, scales: Floats, minima: Floats, top: int) -> NDArray[np.uint8]:
     codes = x - minima[..., None]
     codes *= _reciprocal(scales)[..., None]
     np.rint(codes, out=codes)
-    np.clip(codes, 0, 15, out=codes)
+    np.clip(codes, 0, top, out=codes)
     return codes.astype(np.uint8)
 
 
-def _least_error(x: Floats, candidates: list[Floats], affine: Any) -> Floats:
+def _least_error(x: Floats, candidates: list[Floats], affine: Any, top: int) -> Floats:
     """Per group, the candidate parameter whose (scale, minimum) = affine(parameter) rounds `x` with least error."""
     best, best_error = candidates[0], np.full(x.shape[:-1], np.inf, np.float32)
     for candidate in candidates:
         scale, minimum = (p.astype(np.float16).astype(np.float32) for p in affine(candidate))
-        values = _codes4(x, scale, minimum) * scale[..., None] + minimum[..., None]
+        values = _unsigned(x, scale, minimum, top) * scale[..., None] + minimum[..., None]
         error = np.square(values - x).sum(axis=-1)
         better = error < best_error
         best, best_error = np.where(better, candidate, best), np.where(better, error, best_error)
     return best
 
 
-_QUANTISERS = {"f32": _float, "f16": _float, "bf16": _float, "w8": _w8, "w8g": _w8, "w4": _w4, "w4a": _w4a}
+_QUANTISERS = {
+    "f32": _float,
+    "f16": _float,
+    "bf16": _float,
+    "w8": _w8,
+    "w8g": _w8,
+    "w4": _symmetric,
+    "w4a": _w4a,
+    "w5": _symmetric,
+}

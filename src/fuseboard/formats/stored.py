@@ -1,6 +1,6 @@
 """GGUF quantisation blocks kept as they are: each stored kind has a native format that holds its bits.
 
-Q4_0, Q4_1 and Q8_0 are exact (the same codes and float16 scales). Q4_K keeps its codes; its products of a float16
+Q4_0, Q4_1, Q5_0 and Q8_0 are exact (the same codes and float16 scales). Q4_K keeps its codes; its products of a float16
 scale with a 6-bit factor are rounded to float16. Other kinds are re-rounded to w8 with one scale for 32 columns.
 """
 
@@ -14,7 +14,15 @@ from fuseboard.formats.quantise import Floats, Quantised, quantise
 from fuseboard.formats.weights import weight_format
 
 Bytes = NDArray[np.uint8]
-_NATIVE = {"f32": "f32", "f16": "f16", "bf16": "bf16", "q4_0": "w4g32", "q4_1": "w4g32a", "q4_k": "w4g32a"}
+_NATIVE = {
+    "f32": "f32",
+    "f16": "f16",
+    "bf16": "bf16",
+    "q4_0": "w4g32",
+    "q4_1": "w4g32a",
+    "q4_k": "w4g32a",
+    "q5_0": "w5g32",
+}
 
 
 def native_format(storage: str) -> str:
@@ -64,6 +72,14 @@ def _q4_1(rows: Bytes) -> Quantised:
     )
 
 
+def _q5_0(rows: Bytes) -> Quantised:
+    """32 columns: a scale, 32 fifth bits in the order of the columns, 16 bytes of nibbles."""
+    block = rows.reshape(len(rows), -1, 22)
+    fifths = np.unpackbits(block[..., 2:6], axis=-1, bitorder="little").reshape(len(rows), -1)
+    codes = _nibbles(block[..., 6:]) | fifths << 4
+    return Quantised(format=weight_format("w5g32"), codes_NK=codes, scales_NG=_halves(block[..., :2]))
+
+
 def _q8_0(rows: Bytes) -> Quantised:
     block = rows.reshape(len(rows), -1, 34)
     codes = np.ascontiguousarray(block[..., 2:]).view(np.int8).reshape(len(rows), -1)
@@ -87,4 +103,10 @@ def _q4_k(rows: Bytes) -> Quantised:
     )
 
 
-_EXACT: dict[str, Callable[[Bytes], Quantised]] = {"q4_0": _q4_0, "q4_1": _q4_1, "q8_0": _q8_0, "q4_k": _q4_k}
+_EXACT: dict[str, Callable[[Bytes], Quantised]] = {
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q4_k": _q4_k,
+    "q5_0": _q5_0,
+    "q8_0": _q8_0,
+}

@@ -70,6 +70,7 @@ _FORMATS = {
         _grouped("w8g", 8, 32, 16),
         *(_grouped("w4", 4, group, 8) for group in (32, 64, 128)),
         *(_grouped("w4a", 4, group, 8) for group in (32, 64, 128)),
+        _grouped("w5", 5, 32, 16),
     )
 }
 

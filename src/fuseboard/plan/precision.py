@@ -8,7 +8,7 @@ from fuseboard.formats.stored import native_format
 from fuseboard.formats.weights import WEIGHT_FORMATS, weight_format
 
 _PLAIN = ("f32", "f16", "bf16")
-_SCHEMES = (*_PLAIN, "w8a16", "w8a8", "w4a8", "w4a16", "native")
+_SCHEMES = (*_PLAIN, "w8a16", "w8a8", "w5a8", "w5a16", "w4a8", "w4a16", "native")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def precision(scheme: str, storage: str) -> Precision:
         name = native_format(storage)
         return Precision(weight=name, act=weight_format(name).acts[0])
     bits, act = head[:2], head[2:]
-    name = bits + (group or ("g64" if bits == "w4" else ""))
+    name = bits + (group or {"w4": "g64", "w5": "g32"}.get(bits, ""))
     if name not in WEIGHT_FORMATS:
         raise PlanError(f"Scheme {scheme!r} asks for the format {name}; the formats are {', '.join(WEIGHT_FORMATS)}.")
     fitting = [a for a in weight_format(name).acts if a.startswith(f"{act}g")]

@@ -41,13 +41,13 @@ class Switch:
 CATALOGUE: tuple[Switch, ...] = (
     Switch(
         name="weights",
-        values=("f32", "native", "bf16", "f16", "w8a16", "w8a8", "w4a8", "w4a16"),
-        parameters=("w8a16", "w8a8", "w4a8", "w4a16"),
+        values=("f32", "native", "bf16", "f16", "w8a16", "w8a8", "w5a16", "w5a8", "w4a8", "w4a16"),
+        parameters=("w8a16", "w8a8", "w5a16", "w5a8", "w4a8", "w4a16"),
         overrides=True,
         kind="lossy",
         doc="storage of the weights, with an optional group (w4a8:g32, g32a is asymmetric) and overrides by name "
         "pattern (w4a8:g64;lm_head.weight=w8a16)",
-        counters=("w4_bytes", "w8_bytes", "half_bytes"),
+        counters=("w4_bytes", "w5_bytes", "w8_bytes", "half_bytes"),
     ),
     Switch(
         name="fuse.qkv",
