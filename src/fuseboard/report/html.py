@@ -6,7 +6,7 @@ from typing import Any
 
 from fuseboard.measure.analysis import Analysis
 from fuseboard.measure.metrics import METRICS
-from fuseboard.report import plots, profile_page, source, view
+from fuseboard.report import plots, profile_page, source, triage, view
 
 
 def render(analysis: Analysis) -> str:
@@ -68,6 +68,7 @@ def _cell(analysis: Analysis, cell: str) -> dict[str, Any]:
         "source": source.rows(analysis, cell),
         "noise": view.rows(analysis, "aa", cell),
         "tables": [(view.KIND_TITLES[k], rows) for k in kinds if (rows := view.rows(analysis, k, cell))],
+        "slower": triage.sentences(analysis, cell),
         "ladder": plots.ladder(analysis, cell, f"ladder-{name}"),
         "forest": plots.forest(analysis, cell, f"forest-{name}"),
         "latency": plots.latency(analysis, cell, f"latency-{name}"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fuseboard.measure.analysis import Analysis
-from fuseboard.report import profile, profile_page, source, view
+from fuseboard.report import profile, profile_page, source, triage, view
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,8 @@ def render(analysis: Analysis) -> str:
         for kind, title in view.KIND_TITLES.items():
             if kind != "total" and (rows := view.rows(analysis, kind, cell)):
                 parts += [f"## {title} ({cell})", table(COLUMNS, [_cells(row) for row in rows])]
+        if why := triage.sentences(analysis, cell):
+            parts += [f"## Why slower ({cell})", "\n".join(f"- {sentence}" for sentence in why)]
     for cell in analysis.cells:
         latencies = view.latency_rows(analysis, cell)
         parts += [f"## Latency ({cell})", table(("arm", "metric", "n", "mean", "P50", "P95", "P99"), latencies)]
@@ -97,6 +99,8 @@ def print_summary(analysis: Analysis, console: "Console | None" = None) -> None:
         for kind, title in view.KIND_TITLES.items():
             if kind != "total" and (rows := view.rows(analysis, kind, cell)):
                 _print_rows(console, f"{title} ({cell})", rows)
+        for sentence in triage.sentences(analysis, cell):
+            console.print(sentence, highlight=False, markup=False)
     for record in analysis.quality:
         if record.error is None:
             kl, top = record.values["kl_mean"], record.values["same_top_1"]

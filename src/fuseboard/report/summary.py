@@ -9,7 +9,7 @@ from typing import Any
 from fuseboard.measure.analysis import Analysis, Finding, Gain
 from fuseboard.measure.explained import Explanation, explained
 from fuseboard.measure.metrics import METRICS
-from fuseboard.report import profile, view
+from fuseboard.report import profile, triage, view
 
 SUMMARY_SCHEMA = 1
 CSV_COLUMNS = (
@@ -57,6 +57,7 @@ def _comparison(analysis: Analysis, finding: Finding) -> dict[str, Any]:
         "engaged": finding.engaged,
         "weights": finding.comparison.weights,
         "gains": [_gain(gain) for gain in finding.gains],
+        "triage": {cell: why for cell in analysis.cells if (why := triage.sentence(analysis, finding, cell))},
         "explained": [_explained(e) for cell in analysis.cells if (e := explained(analysis, finding, cell))],
     }
 
