@@ -1,4 +1,4 @@
-// A thin float32 vector for the three instruction sets, so that a kernel is written once: `F32` has `F32::N` lanes.
+// A thin float32 vector for all instruction sets, so that a kernel is written once: `F32` has `F32::N` lanes.
 //
 // load_n / store_n touch only the first n lanes' memory (n < N allowed, 0 < n); the other lanes read as zero.
 // sum and max over lanes fold halves in a fixed order. exp is Cephes' polynomial after a two-part reduction: relative
@@ -10,6 +10,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#include <arm_neon.h>
 #endif
 
 namespace fuse {
@@ -103,6 +105,51 @@ FUSE_INLINE Mask less(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ
 FUSE_INLINE Mask greater(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)}; }
 FUSE_INLINE uint32_t bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m.v)); }
 FUSE_INLINE F32 select(Mask m, F32 a, F32 b) { return {_mm256_blendv_ps(b.v, a.v, m.v)}; }
+
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+
+struct F32 {
+  static constexpr int N = 4;
+  float32x4_t v;
+};
+struct Mask {
+  uint32x4_t v;
+};
+
+FUSE_INLINE F32 set1(float x) { return {vdupq_n_f32(x)}; }
+FUSE_INLINE F32 load(const float *p) { return {vld1q_f32(p)}; }
+FUSE_INLINE F32 load_n(const float *p, int64_t n) {
+  if (n >= 4) return load(p);
+  float lane[4] = {};
+  std::memcpy(lane, p, static_cast<size_t>(n) * sizeof(float));
+  return load(lane);
+}
+FUSE_INLINE void store(float *p, F32 a) { vst1q_f32(p, a.v); }
+FUSE_INLINE void store_n(float *p, F32 a, int64_t n) {
+  if (n >= 4) return store(p, a);
+  float lane[4];
+  store(lane, a);
+  std::memcpy(p, lane, static_cast<size_t>(n) * sizeof(float));
+}
+FUSE_INLINE F32 operator+(F32 a, F32 b) { return {vaddq_f32(a.v, b.v)}; }
+FUSE_INLINE F32 operator-(F32 a, F32 b) { return {vsubq_f32(a.v, b.v)}; }
+FUSE_INLINE F32 operator*(F32 a, F32 b) { return {vmulq_f32(a.v, b.v)}; }
+FUSE_INLINE F32 operator/(F32 a, F32 b) { return {vdivq_f32(a.v, b.v)}; }
+FUSE_INLINE F32 fma(F32 a, F32 b, F32 c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+FUSE_INLINE Mask less(F32 a, F32 b) { return {vcltq_f32(a.v, b.v)}; }
+FUSE_INLINE Mask greater(F32 a, F32 b) { return {vcgtq_f32(a.v, b.v)}; }
+FUSE_INLINE uint32_t bits(Mask m) {
+  constexpr uint32_t lane[4] = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(m.v, vld1q_u32(lane)));
+}
+FUSE_INLINE F32 select(Mask m, F32 a, F32 b) { return {vbslq_f32(m.v, a.v, b.v)}; }
+FUSE_INLINE F32 max(F32 a, F32 b) { return select(greater(a, b), a, b); }  // b where one is NaN, as in the other sets
+FUSE_INLINE F32 min(F32 a, F32 b) { return select(less(a, b), a, b); }
+FUSE_INLINE F32 abs(F32 a) { return {vabsq_f32(a.v)}; }
+FUSE_INLINE F32 round(F32 a) { return {vrndnq_f32(a.v)}; }
+FUSE_INLINE F32 pow2(F32 n) {
+  return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.v), vdupq_n_s32(127)), 23))};
+}
 
 #else
 

@@ -1,3 +1,8 @@
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include <cstring>
 
 #include "kernels.h"
@@ -23,12 +28,22 @@ bool runs_avx512() {
 #endif
 }
 
+bool runs_neon() {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long wanted = HWCAP_ASIMDDP | HWCAP_ASIMDHP;
+  return (getauxval(AT_HWCAP) & wanted) == wanted && (getauxval(AT_HWCAP2) & HWCAP2_I8MM);
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 const Kernels *find_kernels(const char *name) {
   auto wanted = [&](const char *isa) { return name[0] == '\0' || std::strcmp(name, isa) == 0; };
   if (wanted("avx512") && runs_avx512()) return kernels_avx512();
   if (wanted("avx2") && runs_avx2()) return kernels_avx2();
+  if (wanted("neon") && runs_neon()) return kernels_neon();
   return wanted("scalar") ? kernels_scalar() : nullptr;
 }
 

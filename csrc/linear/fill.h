@@ -9,6 +9,8 @@
 #include "linear/tile_avx512.h"
 #elif defined(__AVX2__)
 #include "linear/tile_avx2.h"
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#include "linear/tile_neon.h"
 #else
 #include "linear/tile_scalar.h"
 #endif
@@ -20,6 +22,8 @@ inline namespace FUSE_ISA {
 using Tiles = linear::Avx512;
 #elif defined(__AVX2__)
 using Tiles = linear::Avx2;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+using Tiles = linear::Neon;
 #else
 using Tiles = linear::Scalar;
 #endif

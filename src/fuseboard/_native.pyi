@@ -12,7 +12,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-Isa = Literal["scalar", "avx2", "avx512", "amx", ""]
+Isa = Literal["scalar", "avx2", "avx512", "amx", "neon", ""]
 Axis = Literal["one", "tokens", "seqs", "rows"]
 WeightFmt = Literal["f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"]
 ActType = Literal["f32", "a8", "a16"]
