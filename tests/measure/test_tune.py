@@ -128,3 +128,30 @@ def test_bad_input_is_one_sentence_and_code_2(
     said = capsys.readouterr().err.strip()
     assert words in said
     assert "\n" not in said
+
+
+def test_a_run_goes_on_from_its_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--budget", "1s", "--finalists", "2")
+    assert tune(folder, *asked) == 0
+    first = launches(folder, "finalists")
+    assert len(first) == 6
+    path = folder / "out" / "finalists" / "records.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-2]) + "\n")
+    capsys.readouterr()
+    assert tune(folder, *asked) == 0
+    said = capsys.readouterr().err.splitlines()
+    again = launches(folder, "finalists")
+    assert [r.started_unix for r in again[:5]] == [r.started_unix for r in first[:5]]
+    assert [line for line in said if "block 3" in line] == [f"finalists, block 3, {first[5].arm}"]
+    assert not any(line.startswith(("finalists, block 1", "finalists, block 2", "answers")) for line in said)
+    assert summary(folder)["finalists"][0]["launches"] >= 3
+    assert tune(folder, *asked, "--no-resume") == 0
+    anew = launches(folder, "finalists")
+    assert not {r.started_unix for r in anew} & {r.started_unix for r in again}
+
+
+def test_time_that_is_left_goes_into_certainty(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(folder, "--budget", "8s", "--finalists", "1", slo="e2e_p95=1us") == 2
+    made = launches(folder, "finalists")
+    assert len(made) > 3
+    assert summary(folder)["finalists"][0]["launches"] == len(made) == len({r.started_unix for r in made})

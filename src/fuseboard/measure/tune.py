@@ -21,7 +21,18 @@ from fuseboard.measure.record import ComparisonRecord
 from fuseboard.measure.subject import load_subject
 from fuseboard.measure.tune_options import TuneOptions
 from fuseboard.measure.tune_workload import load_workload
-from fuseboard.measure.tuning import LEAST_BLOCKS, Judged, Study, best_of, eligible, gated, is_faster, judge, measure
+from fuseboard.measure.tuning import (
+    LEAST_BLOCKS,
+    Judged,
+    Study,
+    best_of,
+    eligible,
+    forget,
+    gated,
+    is_faster,
+    judge,
+    measure,
+)
 from fuseboard.plan.switches import parse_settings
 
 OPEN_LOOP_SEQS = 64
@@ -128,6 +139,8 @@ def _tuning(study: Study, ranked: Sequence[Candidate]) -> Tuning:
 
 
 def _search(study: Study, ranked: Sequence[Candidate]) -> Tuning:
+    if not study.options.resume:
+        forget(study)
     chosen = gated(study, ranked)
     if not chosen:
         raise UserError(f"No configuration passes the quality gate of {study.options.max_kl:g} nats; raise --max-kl.")
@@ -135,6 +148,11 @@ def _search(study: Study, ranked: Sequence[Candidate]) -> Tuning:
     first = measure(study, "finalists", chosen, comparisons, until=FINALISTS_SHARE)
     finalists = judge(study, chosen)
     best = best_of(study, _proven(study, finalists, first))
+    if best is None and any(not judged.problem for judged in finalists):
+        # Few launches leave a wide interval: the time that the neighbours would take is spent on certainty instead.
+        first = measure(study, "finalists", chosen, comparisons, until=1.0)
+        finalists = judge(study, chosen)
+        best = best_of(study, _proven(study, finalists, first))
     if best is None:
         nearest = max(finalists, key=lambda j: (not j.problem, j.probability or 0.0))
         return replace(_tuning(study, ranked), finalists=tuple(finalists), nearest=nearest)

@@ -37,12 +37,14 @@ class TuneOptions(EngineOptions):
     time_scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
     """Factor on the arrival times of a trace."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/tune")
-    """Folder of the records."""
+    """Folder of the records; a stopped run goes on from them."""
     write: Annotated[Path, arg(metavar="FILE")] = Path("fuseboard.toml")
     """The configuration for --config."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of prompts, order and resampling."""
     timeout: Annotated[float, arg(metavar="SECONDS")] = LAUNCH_S
     """A launch that takes longer is ended."""
+    resume: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Measure anew what the records already hold."""
     dry_run: Annotated[bool, arg(help_behavior_hint="")] = False
     """Only list what would be measured and what is ruled out."""

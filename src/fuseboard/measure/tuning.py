@@ -5,18 +5,28 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fuseboard.core.errors import UserError
-from fuseboard.measure import analysis, gate, machine, quality, record, setup, slo
+from fuseboard.measure import analysis, budget, gate, machine, quality, record, setup, slo
 from fuseboard.measure import design as designs
 from fuseboard.measure.analysis import Analysis, Finding
 from fuseboard.measure.candidates import Candidate, Rejection, Space
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.metrics import BY_KEY
-from fuseboard.measure.record import ArmRecord, CellRecord, ComparisonRecord, DesignRecord, LaunchRecord
+from fuseboard.measure.record import (
+    ArmRecord,
+    CellRecord,
+    ComparisonRecord,
+    DesignRecord,
+    LaunchRecord,
+    Line,
+    QualityRecord,
+)
 from fuseboard.measure.tune_options import TuneOptions
 
 LEAST_BLOCKS, MOST_BLOCKS = slo.MIN_LAUNCHES, 8
+QUALITY = "quality"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +107,10 @@ def _answers(study: Study, batch: Sequence[Candidate]) -> dict[str, str]:
     failed: dict[str, str] = {}
     if not todo:
         return failed
+    _recall_answers(study, todo)
+    todo = [c for c in todo if gate.answer_key(c.settings) not in study.kl]
+    if not todo:
+        return failed
     _say(f"answers of {', '.join(c.name for c in todo)} against float32")
     arms = [ArmRecord(name=c.name, switches=c.settings) for c in todo]
     baseline = ArmRecord(name=designs.BASELINE, switches={})
@@ -104,7 +118,7 @@ def _answers(study: Study, batch: Sequence[Candidate]) -> dict[str, str]:
     for found in quality.compare(engine, baseline, arms, study.code_digest):
         if found is None:
             continue
-        record.append(study.options.out / "quality" / "records.jsonl", found)
+        record.append(_records(study, QUALITY), found)
         if found.error is not None:
             failed[found.arm] = found.error.message
         else:
@@ -112,34 +126,84 @@ def _answers(study: Study, batch: Sequence[Candidate]) -> dict[str, str]:
     return failed
 
 
+def _recall_answers(study: Study, arms: Sequence[Candidate]) -> None:
+    """Take what was measured of the same model with the same code."""
+    models = {arm.plan.model_digest for arm in arms}
+    for line in record.read(_records(study, QUALITY)):
+        if not isinstance(line, QualityRecord) or line.error is not None:
+            continue
+        if line.code_digest == study.code_digest and line.model_digest in models:
+            study.kl[gate.answer_key(line.switches)] = line.values["kl_mean"]
+
+
+def _records(study: Study, stage: str) -> Path:
+    return study.options.out / stage / "records.jsonl"
+
+
+def forget(study: Study) -> None:
+    """Leave nothing of an earlier run to go on from."""
+    for path in study.options.out.glob("*/records.jsonl"):
+        path.unlink()
+
+
 def measure(
     study: Study, stage: str, arms: Sequence[Candidate], comparisons: Sequence[ComparisonRecord], *, until: float
 ) -> Analysis:
-    """Blocks of launches of all arms, at least three, no further one after the share `until` of the budget."""
-    path = study.options.out / stage / "records.jsonl"
-    path.unlink(missing_ok=True)
+    """Blocks of launches of all arms, at least three, no further one after the share `until` of the budget.
+
+    Launches that the records hold already are not made again.
+    """
+    path = _records(study, stage)
     by_name = {arm.name: arm for arm in arms}
     design = _design(study, stage, arms, comparisons)
+    orders = designs.orders(list(by_name), MOST_BLOCKS, study.options.seed)
+    known = _reusable(record.read(path), replace(design, blocks=MOST_BLOCKS), orders)
     record.append(path, design)
     failed: set[str] = set()
-    orders = designs.orders(list(by_name), MOST_BLOCKS, study.options.seed)
-    block, began = 0, study.elapsed
-    while block < LEAST_BLOCKS or (block < MOST_BLOCKS and _time_left(study, began, block, until)):
+    block, spent = 0, 0.0
+    while block < LEAST_BLOCKS or (block < MOST_BLOCKS and _time_left(study, known, block, spent, until)):
         for position, name in enumerate(orders[block]):
             if name in failed:
                 continue
-            _say(f"{stage}, block {block + 1}, {name}")
-            done = _launch(study, by_name[name], block, position)
-            record.append(path, done)
-            study.launches.setdefault(by_name[name].plan.digest, []).append(done)
+            done = known.get((block, position))
+            if done is None:
+                _say(f"{stage}, block {block + 1}, {name}")
+                done = _launch(study, by_name[name], block, position)
+                record.append(path, done)
+            spent += budget.launch_s(done) if done.error is None else 0.0
+            _count(study, by_name[name], done)
             failed |= {name} if done.error else set()
         block += 1
     record.append(path, replace(design, blocks=block))
     return analysis.analyse(record.read(path))
 
 
-def _time_left(study: Study, began: float, blocks: int, until: float) -> bool:
-    each = (study.elapsed - began) / blocks
+def _reusable(
+    lines: Sequence[Line], design: DesignRecord, orders: Sequence[Sequence[str]]
+) -> dict[tuple[int, int], LaunchRecord]:
+    """Launches by block and position that count again: of whole blocks, and of an interrupted one in the same boot."""
+    done = {(r.block, r.position, r.arm): r for r in analysis.matching(lines, design) if r.error is None}
+    kept: dict[tuple[int, int], LaunchRecord] = {}
+    for block, order in enumerate(orders):
+        places = [(block, position, name) for position, name in enumerate(order)]
+        whole = all(place in done for place in places)
+        found = [done[place] for place in places if place in done]
+        kept |= {(r.block, r.position): r for r in found if whole or r.machine.boot == design.machine.boot}
+    return kept
+
+
+def _count(study: Study, arm: Candidate, done: LaunchRecord) -> None:
+    """A launch counts once, though a stage that goes on comes by it again."""
+    counted = study.launches.setdefault(arm.plan.digest, [])
+    if all(r.started_unix != done.started_unix for r in counted):
+        counted.append(done)
+
+
+def _time_left(
+    study: Study, known: Mapping[tuple[int, int], LaunchRecord], blocks: int, spent: float, until: float
+) -> bool:
+    """Time for one more block, which costs what those before it did unless it is known."""
+    each = 0.0 if (blocks, 0) in known else spent / blocks
     return study.elapsed + each < until * study.seconds
 
 
