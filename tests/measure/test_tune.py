@@ -51,6 +51,7 @@ def test_a_configuration_is_measured_and_written(folder: Path, capsys: pytest.Ca
         by_arm.setdefault(launched.arm, set()).add(launched.block)
     assert len(by_arm) == 2
     assert all(blocks >= {0, 1, 2} for blocks in by_arm.values()), "three launches at least"
+    assert 'preset = "on"' in (folder / "fuseboard.toml").read_text().splitlines()
     capsys.readouterr()
     assert cli.main(["plan", "--config", str(folder / "fuseboard.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == winner["plan_digest"], "what is served is what was measured"

@@ -150,7 +150,8 @@ def describe(work: workload.Workload) -> str:
         lengths = [len(r.token_ids) for r in cell.requests]
         outs = [r.n_out for r in cell.requests]
         pace = f"{cell.concurrency} at a time" if cell.concurrency else "as they arrive"
-        cells.append(f"{cell.name}: {len(lengths)} requests, {_span(lengths)} tokens in, {_span(outs)} out, {pace}")
+        name = f"{cell.name}: " if len(work.cells) > 1 else ""
+        cells.append(f"{name}{len(lengths)} requests, {_span(lengths)} tokens in, {_span(outs)} out, {pace}")
     return "; ".join(cells)
 
 

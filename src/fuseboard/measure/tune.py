@@ -275,6 +275,7 @@ def _write(found: Tuning, winner: Judged) -> None:
     engine, options = winner.candidate.engine, found.options
     kept = {
         "model": engine.model,
+        "preset": "on",
         "load_format": None if engine.load_format == "auto" else engine.load_format,
         "threads": engine.threads,
         "max_model_len": engine.max_model_len,

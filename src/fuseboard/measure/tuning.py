@@ -94,11 +94,13 @@ def gated(study: Study, ranked: Sequence[Candidate]) -> list[Candidate]:
                 study.rejected.append(Rejection(name=candidate.name, reason=reason))
             else:
                 chosen.append(candidate)
-    study.rejected += [Rejection(name=c.name, reason=NOT_REACHED) for c in waiting]
+    reason = NOT_REACHED if len(chosen) == study.options.finalists else NO_TIME
+    study.rejected += [Rejection(name=c.name, reason=reason) for c in waiting]
     return chosen
 
 
 NOT_REACHED = "Not measured: the cost model puts it behind the finalists."
+NO_TIME = "Not measured: half of the budget was used up before its turn."
 
 
 def _answers(study: Study, batch: Sequence[Candidate]) -> dict[str, str]:

@@ -98,7 +98,7 @@ def _print_winner(console: "Console", found: Tuning, winner: Judged) -> None:
             _table(console, title, ("switch", "speed", "95 % interval", "verdict"), rows)
     if found.unmeasured:
         console.print(
-            f"Not measured, as the budget of {found.options.budget} is used up: {', '.join(found.unmeasured)}.",
+            f"Not measured, as a budget of {found.options.budget} has no time for it: {', '.join(found.unmeasured)}.",
             style="yellow",
             highlight=False,
             markup=False,
