@@ -3,7 +3,7 @@ PYTHON ?= $(VENV)/bin/python
 BUILD ?= build/dev
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint selfcheck peers native clean
+.PHONY: demo test lint sanitize selfcheck peers native clean
 
 demo: $(INSTALLED) ## set up, fetch a small model, measure what the switches are worth, write out/demo/report.html
 	$(VENV)/bin/fuseboard ablate smollm2-135m --design quick --out out/demo
@@ -15,6 +15,10 @@ lint: $(VENV)/.dev ## style and types
 	$(PYTHON) -m ruff check src tests benchmarks
 	$(PYTHON) -m ruff format --check src tests benchmarks
 	$(PYTHON) -m mypy
+
+sanitize: $(VENV)/.dev ## native tests under the thread, address and undefined-behaviour sanitizers
+	PYTHON=$(PYTHON) tests/native/sanitize.sh thread -k "team or program or fused"
+	PYTHON=$(PYTHON) tests/native/sanitize.sh address,undefined
 
 selfcheck: $(INSTALLED) ## check the laboratory on a real engine; wants a quiet machine
 	$(VENV)/bin/python -m fuseboard.measure.selfcheck --out benchmarks/selfcheck

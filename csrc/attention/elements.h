@@ -53,6 +53,18 @@ FUSE_INLINE F32 widen(const Bf16 *p) {
 FUSE_INLINE F32 widen(const int8_t *p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))))};
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+FUSE_INLINE F32 widen(const Half *p) {
+  return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p))))};
+}
+FUSE_INLINE F32 widen(const Bf16 *p) {
+  return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t *>(p)), 16))};
+}
+FUSE_INLINE F32 widen(const int8_t *p) {
+  int32_t codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(static_cast<uint32_t>(codes))))))};
+}
 #else
 FUSE_INLINE F32 widen(const Half *p) { return {half_to_float(p->bits)}; }
 FUSE_INLINE F32 widen(const Bf16 *p) { return {bits_float(static_cast<uint32_t>(p->bits) << 16)}; }

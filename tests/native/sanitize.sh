@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The native tests with instrumented kernels: tests/native/sanitize.sh thread|address,undefined [pytest arguments]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+kind=$1
+shift
+python=${PYTHON:-.venv/bin/python}
+site=build/sanitize/$kind
+"$python" -m pip install --quiet --no-deps --upgrade --target "$site" \
+  --config-settings="cmake.define.FUSEBOARD_SANITIZE=$kind" --config-settings="build-dir=$site/build" .
+case $kind in
+  thread) runtime=libtsan.so ;;
+  *) runtime=libasan.so ;;
+esac
+# -S keeps the editable installation, with kernels of its own, out of the way. Addresses are not randomised because the
+# thread sanitizer gives up on layouts that it does not know; the interpreter itself is no leak-free program.
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+LD_PRELOAD=$(g++ -print-file-name=$runtime) \
+  TSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+  OPENBLAS_NUM_THREADS=1 PYTHONPATH=$site:$packages \
+  setarch -R "$python" -S -m pytest -q -p no:cacheprovider tests/native "$@"
