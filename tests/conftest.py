@@ -1,5 +1,6 @@
 """Fixtures for all tests: tiny models of every family, and the catalogue's real models when they are in the cache."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,9 @@ from fuseboard.load.atomic import process_lock
 from fuseboard.load.catalogue import CATALOGUE
 from fuseboard.load.fetch import cached_model
 from tiny import TinyModel, make_tiny
+
+# A shell starts what it runs in the background with interrupts ignored, and programs that a test starts inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
