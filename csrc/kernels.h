@@ -49,10 +49,11 @@ struct Kernels {
 const Kernels *kernels_scalar();
 const Kernels *kernels_avx2();    // null where the compiler has no such target
 const Kernels *kernels_avx512();
+const Kernels *kernels_amx();
 const Kernels *kernels_neon();
 
-// By name ("scalar", "avx2", "avx512", "neon"), or the best this machine runs for an empty name; null if it cannot run
-// it.
+// By name ("scalar", "avx2", "avx512", "amx", "neon"), or the best this machine runs for an empty name; null if it
+// cannot run it.
 const Kernels *find_kernels(const char *name);
 
 }  // namespace fuse

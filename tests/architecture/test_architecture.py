@@ -17,7 +17,7 @@ ORDER = ("core", "graph", "formats", "models", "load", "plan", "backends", "exec
 
 MOST_LINES, MOST_FUNCTION_LINES = 400, 60
 
-DEVICE_WORDS = {"cpu", "cuda", "npu", "avx", "avx2", "avx512", "neon", "triton", "torch_npu", "ascend", "cann"}
+DEVICE_WORDS = {"cpu", "cuda", "npu", "avx", "avx2", "avx512", "amx", "neon", "triton", "torch_npu", "ascend", "cann"}
 DEVICE_NAMES_ALLOWED = {
     "cpu_count": "the operating system's own name for the number of processors",
     "cpu_info": "the name of a field in the result files of llama-bench",

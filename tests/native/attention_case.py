@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fuseboard import _native as native
 from fuseboard.formats.kv import KV_FORMATS, KvFormat, block_bytes, fake_quantise
 
-ISAS = tuple(name for name in ("scalar", "avx2", "avx512") if native.isa(name) == name)
+ISAS = tuple(name for name in ("scalar", "avx2", "avx512", "amx") if native.isa(name) == name)
 Floats = NDArray[np.float32]
 GUARD_BYTES = 1 << 16
 

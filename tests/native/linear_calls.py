@@ -9,7 +9,7 @@ from fuseboard.formats.panels import pack, padded_k
 from fuseboard.formats.quantise import Quantised
 from fuseboard.formats.weights import act_format
 
-ISAS = [isa for isa in ("scalar", "avx2", "avx512") if _native.isa(isa) == isa]
+ISAS = [isa for isa in ("scalar", "avx2", "avx512", "amx") if _native.isa(isa) == isa]
 
 
 @dataclass(frozen=True, kw_only=True)

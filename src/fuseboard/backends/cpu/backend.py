@@ -40,7 +40,7 @@ PROFILE = {
     "prefill": "chunked",
     "prefix_cache": "on",
 }
-ISAS = ("scalar", "avx2", "avx512", "neon")
+ISAS = ("scalar", "avx2", "avx512", "amx", "neon")
 
 
 class CpuBackend:
