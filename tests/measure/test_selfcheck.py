@@ -8,13 +8,15 @@ import pytest
 
 from dummy_model import write_dummy
 from fuseboard.core.batch import StepOutput
-from fuseboard.measure import plants, selfcheck
+from fuseboard.measure import plants, record, selfcheck
 from fuseboard.measure.workload import Request
 
 SIZE = selfcheck.Size(runs=1, allowed=1, run_blocks=2, plant_blocks=2, slower_by=0.5, requests=((40, 6),) * 2)
 
 
-def test_faults_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FUSEBOARD_CACHE", str(tmp_path / "cache"))
     options = selfcheck.SelfcheckOptions(
         model=write_dummy(tmp_path), load_format="dummy", threads=1, out=tmp_path / "out"
@@ -27,6 +29,29 @@ def test_faults_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [c["name"] for c in written["checks"]] == list(checks)
     assert len(written["checks"][-1]["numbers"]["runs"]) == 1
     assert "| does nothing | not engaged |" in (tmp_path / "out" / "selfcheck.md").read_text()
+    _goes_on_from_its_records(options, tmp_path / "out", capsys)
+
+
+def _goes_on_from_its_records(
+    options: selfcheck.SelfcheckOptions, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plants_file, run_file = out / "plants.jsonl", out / "identical-01.jsonl"
+    whole = plants_file.read_text()
+    stopped = run_file.read_text().splitlines()[:-1]
+    run_file.write_text("\n".join(stopped) + "\n")
+    assert selfcheck.run(options, SIZE)
+    assert plants_file.read_text() == whole, "neither launches nor answers are measured again"
+    assert run_file.read_text().splitlines()[:-1] == stopped
+    assert len(record.read(run_file)) == 1 + 2 * SIZE.run_blocks, "one design, and the one launch that was missing"
+    assert json.loads((out / "selfcheck.json").read_text())["launches_resumed"] == 2 * 6 + 2 * 2 - 1
+    assert "measured anew" not in capsys.readouterr().err
+
+    code = record.read(run_file)[0].code_digest  # type: ignore[union-attr]
+    run_file.write_text(run_file.read_text().replace(code, "0" * 64))
+    selfcheck.run(options, SIZE)
+    assert "identical-01.jsonl is of another version, machine or size and is measured anew." in capsys.readouterr().err
+    assert {line.code_digest for line in record.read(run_file)} == {code}
+    assert plants_file.read_text() == whole
 
 
 class Steps:

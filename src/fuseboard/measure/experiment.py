@@ -20,7 +20,7 @@ from fuseboard.measure.analysis import matching
 from fuseboard.measure.ceilings import ensure_ceilings
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import AblateOptions
-from fuseboard.measure.record import DesignRecord, Line, QualityRecord
+from fuseboard.measure.record import ArmRecord, DesignRecord, Line, QualityRecord
 from fuseboard.measure.subject import EngineArgs, load_subject
 from fuseboard.plan.switches import parse_settings, switch
 
@@ -159,25 +159,40 @@ def measuring_lock() -> Iterator[None]:
 
 
 def remaining(experiment: Experiment, known: Sequence[Line]) -> list[Place]:
-    """The places that no reusable launch fills.
+    """The places to be measured: all, or with `--resume` those that no reusable launch fills."""
+    if not experiment.options.resume:
+        return list(experiment.places)
+    return unmeasured(experiment.design, experiment.places, known)
+
+
+def unmeasured(design: DesignRecord, places: Sequence[Place], known: Sequence[Line]) -> list[Place]:
+    """The places of a design that no reusable launch fills.
 
     A complete block counts when its launches ran under the same plans, workload, machine and code, an interrupted one
     only within the same boot.
     """
-    if not experiment.options.resume:
-        return list(experiment.places)
-    launches = matching(known, experiment.design)
-    done = {(r.block, r.position, r.arm): r for r in launches}
+    done = {(r.block, r.position, r.arm): r for r in matching(known, design)}
     todo: list[Place] = []
-    for block in range(experiment.design.blocks):
-        places = [p for p in experiment.places if p.block == block]
-        found = [done.get((p.block, p.position, p.arm)) for p in places]
+    for block in range(design.blocks):
+        in_block = [p for p in places if p.block == block]
+        found = [done.get((p.block, p.position, p.arm)) for p in in_block]
         whole = all(r is not None for r in found)
-        for place, launched in zip(places, found, strict=True):
-            same_boot = launched is not None and launched.machine.boot == experiment.design.machine.boot
+        for place, launched in zip(in_block, found, strict=True):
+            same_boot = launched is not None and launched.machine.boot == design.machine.boot
             if not whole and not same_boot:
                 todo.append(place)
     return todo
+
+
+def unanswered(design: DesignRecord, known: Sequence[Line]) -> list[ArmRecord]:
+    """The arms, without the first, whose answers are to be compared and were not yet under the same code."""
+    have = {
+        (line.arm, tuple(sorted(line.switches.items())))
+        for line in known
+        if isinstance(line, QualityRecord) and line.code_digest == design.code_digest and line.error is None
+    }
+    arms = [arm for arm in design.arms[1:] if arm.name in design.quality_arms]
+    return [arm for arm in arms if (arm.name, tuple(sorted(arm.switches.items()))) not in have]
 
 
 def _run_launches(experiment: Experiment, todo: Sequence[Place], report: Report | None) -> None:
@@ -210,21 +225,13 @@ def _spend(experiment: Experiment, report: Report | None) -> Experiment:
 def _run_quality(experiment: Experiment, known: Sequence[Line]) -> None:
     from fuseboard.measure import quality
 
-    have = {
-        (line.arm, tuple(sorted(line.switches.items())))
-        for line in known
-        if isinstance(line, QualityRecord)
-        and experiment.options.resume
-        and line.code_digest == experiment.design.code_digest
-        and line.error is None
-    }
-    arms = [arm for arm in experiment.design.arms if arm.name in experiment.design.quality_arms]
-    todo = [arm for arm in arms[1:] if (arm.name, tuple(sorted(arm.switches.items()))) not in have]
+    todo = unanswered(experiment.design, known if experiment.options.resume else ())
     if not todo:
         return
     with _progress() as progress:
         task = progress.add_task("", total=len(todo) + 1)
-        for done in quality.compare(experiment.engine, arms[0], todo, experiment.design.code_digest):
+        baseline = experiment.design.arms[0]
+        for done in quality.compare(experiment.engine, baseline, todo, experiment.design.code_digest):
             progress.update(task, description="answers against the baseline")
             if done is not None:
                 record.append(experiment.records, done)

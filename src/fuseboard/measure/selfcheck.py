@@ -2,6 +2,7 @@
 
 On a real engine: identical arms are rarely told apart, a planted slow-down is found, a switch that does nothing is not
 engaged, wrong answers fail the gate, unequal work is refused. Writes every number to selfcheck.json and a note beside.
+A run that was stopped goes on from its records.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from fuseboard.load.atomic import write_atomic
 from fuseboard.measure import design as designs
 from fuseboard.measure import machine, quality, record, setup, stats, workload
 from fuseboard.measure.analysis import NOT_ENGAGED, UNEQUAL, WRONG, Analysis, analyse
-from fuseboard.measure.experiment import Place, measuring_lock
+from fuseboard.measure.experiment import Place, measuring_lock, unanswered, unmeasured
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import LAUNCH_S
 from fuseboard.measure.record import ArmRecord, ComparisonRecord, DesignRecord, Line
@@ -44,11 +45,13 @@ class SelfcheckOptions:
     threads: Annotated[int | None, arg(metavar="N")] = None
     """Compute threads; all cores that this process may use when not given."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/selfcheck")
-    """Folder of the records, selfcheck.json and selfcheck.md."""
+    """Folder of the records, selfcheck.json and selfcheck.md; a stopped run goes on from them."""
     quick: bool = False
     """A few short runs, to see that it works rather than how well."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts and orders."""
+    resume: Annotated[bool, arg(help_behavior_hint="")] = True
+    """Measure anew what the records already hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,8 @@ class SelfCheck:
         self._held = {k: v for k, v in self._subject.profile.items() if k not in (FAULTY, IDLE_SWITCH)}
         self._engine = setup.fitted(replace(bare, preset=self._held), self._work, self._subject)
         self._code = machine.code_digest()
+        self.resumed = 0
+        """Launches that were found in the records instead of being made."""
 
     @property
     def subject(self) -> Subject:
@@ -174,17 +179,34 @@ class SelfCheck:
         arms = tuple(ArmRecord(name=arm, switches=dict(values)) for arm, values in settings.items())
         answered = [arm for arm in arms if plants.get(arm.name) == "swap"]
         design = self._design(arms, compared, blocks, seed, quality_arms=tuple(a.name for a in (arms[0], *answered)))
-        lines: list[Line] = [design]
-        for block, order in enumerate(designs.orders(list(settings), blocks, seed)):
-            for position, arm in enumerate(order):
-                place = Place(block=block, position=position, arm=arm)
-                lines.append(launch(self._spec(place, settings[arm], plants.get(arm, "")), timeout_s=LAUNCH_S))
-        if answered:
-            found = quality.compare(self._engine, arms[0], answered, self._code, plants)
-            lines += [line for line in found if line is not None]
-        for line in lines:
-            record.append(self._options.out / f"{name}.jsonl", line)
-        return analyse(lines)
+        path = self._options.out / f"{name}.jsonl"
+        known = self._known(path, design)
+        if not known:
+            record.append(path, design)
+        order = enumerate(designs.orders(list(settings), blocks, seed))
+        places = [Place(block=b, position=i, arm=arm) for b, names in order for i, arm in enumerate(names)]
+        todo = unmeasured(design, places, known)
+        self.resumed += len(places) - len(todo)
+        for place in todo:
+            spec = self._spec(place, settings[place.arm], plants.get(place.arm, ""))
+            record.append(path, launch(spec, timeout_s=LAUNCH_S))
+        if unsure := unanswered(design, known):
+            for line in quality.compare(self._engine, arms[0], unsure, self._code, plants):
+                if line is not None:
+                    record.append(path, line)
+        return analyse(record.read(path))
+
+    def _known(self, path: Path, design: DesignRecord) -> list[Line]:
+        """What the file holds of this experiment. One of another version, machine or size is removed, and that said."""
+        known = record.read(path)
+        first = next((line for line in known if isinstance(line, DesignRecord)), None)
+        if self._options.resume and first is not None and _same(first, design):
+            return known
+        if path.exists():
+            why = "another version, machine or size" if self._options.resume else "an earlier run"
+            _say(f"{path} is of {why} and is measured anew.")
+            path.unlink()
+        return []
 
     def _spec(self, place: Place, settings: Mapping[str, str], plant: str) -> LaunchSpec:
         return LaunchSpec(
@@ -222,6 +244,11 @@ class SelfCheck:
         )
 
 
+def _same(a: DesignRecord, b: DesignRecord) -> bool:
+    """Whether launches of one design may stand for those of the other."""
+    return a.machine.kind == b.machine.kind and replace(a, machine=b.machine, created_unix=b.created_unix) == b
+
+
 def _numbers(found: Analysis, name: str) -> dict[str, float]:
     gain = next(f for f in found.findings if f.comparison.name == name).gain(CELL)
     if gain is None:
@@ -249,6 +276,7 @@ def run(options: SelfcheckOptions, size: Size | None = None) -> list[Check]:
         "code_digest": machine.code_digest(),
         "started_unix": started,
         "seconds": time.time() - started,
+        "launches_resumed": check.resumed,
         "passed": all(c.passed for c in checks),
         "checks": [dataclasses.asdict(c) for c in checks],
     }
@@ -261,7 +289,8 @@ def note(data: Mapping[str, Any], checks: Sequence[Check]) -> str:
     """The result as Markdown."""
     rows = [f"| {c.name} | {c.expected} | {c.found} | {'yes' if c.passed else 'NO'} |" for c in checks]
     place = f"{data['model']} on {data['machine']['processor']}, {data['machine']['cores']} cores"
-    took = f"{data['seconds'] / 60:.0f} min"
+    resumed = f" after {data['launches_resumed']} launches of a stopped run" if data["launches_resumed"] else ""
+    took = f"{data['seconds'] / 60:.0f} min{resumed}"
     return "\n".join([
         "# Self-check of the laboratory", "",
         f"{place}, {took}. Every launch is a fresh process; faults are planted in the engine.", "",
