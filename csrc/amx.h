@@ -43,10 +43,11 @@ template <int T>
 FUSE_INLINE void tile_zero() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
-// C += A B over quads of signed bytes.
-template <int C, int A, int B>
+// C += A B over quads of bytes; those of B are signed.
+template <int C, int A, int B, bool Signed>
 FUSE_INLINE void tile_dot_int8() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  if constexpr (Signed) asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  else asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 // C += A B over pairs of bfloat16, in float32.
 template <int C, int A, int B>

@@ -8,9 +8,7 @@
 // Measured on one busy Sapphire Rapids core (weights in L2, GOPS; its int8 ceiling 631, FMA 164), rows 1 / 8 / 64:
 //   f32 15 / 108 / 148, bf16 43 / 135 / 135, w8 x a8 199 / 518 / 527, w8 x a16 97 / 271 / 273,
 //   w4g64 x a8 172 / 442 / 456, w4g32 x a8 156 / 354 / 310 (half the products a scaling), w4g32a x a8 140 / 270 / 271
-// Tried: unrolling over an unknown number of quads and dividing by the group in the loop cost 15-25 %; AMX for 16 and
-// more rows (the quads are its operands as they lie) gave 1.2-1.4 x at group 64 and 0.8-0.9 x at group 32, because a
-// group's sums go through memory to be scaled: not worth a fourth set.
+// Tried: unrolling over an unknown number of quads and dividing by the group in the loop cost 15-25 %.
 #pragma once
 
 #include <immintrin.h>
