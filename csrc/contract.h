@@ -2,7 +2,8 @@
 //
 // Sizes are elements unless a name ends in _bytes. Activations are row-major float32 unless an `Act` says otherwise.
 // A row's result never depends on how many rows, threads, buckets or blocks there are: sums over k run in a fixed
-// order, attention tiles and splits lie at fixed absolute positions.
+// order, attention tiles and splits lie at fixed absolute positions. One exception, within rounding: the amx set's
+// attention multiplies in other parts for sequences that bring 16 tokens or more.
 #pragma once
 
 #include <atomic>

@@ -66,6 +66,7 @@ struct Blockwise {
   bool any_split = false;
   float *queries, *out, *part, *scores, *maxima, *sums;  // private to the worker
 
+  virtual ~Blockwise() = default;
   Blockwise(const AttentionParams &params, const Step &s, Worker &w)
       : p(params), step(s), worker(w), blocks(params.pool), kv_heads(params.pool.kv_heads),
         group(params.heads / params.pool.kv_heads), part_floats(blocks.v_stride + kPartTail) {
@@ -134,9 +135,11 @@ struct Blockwise {
                    out + r * blocks.v_stride);
   }
 
+  virtual int32_t row_block(const Sequence &) const { return kRowBlock; }
+
   // Rows row0 .. row0 + rows of one KV head over tiles tile0 .. tile1; a split unit keeps its one tile as partials.
-  FUSE_INLINE void unit(const Sequence &s, const Shape &x, int64_t base, int32_t head, int32_t row0, int32_t rows,
-                        int32_t tile0, int32_t tile1) {
+  virtual void unit(const Sequence &s, const Shape &x, int64_t base, int32_t head, int32_t row0, int32_t rows,
+                    int32_t tile0, int32_t tile1) {
     const int32_t chunks = (rows + kMaxRows - 1) / kMaxRows, size = (rows + chunks - 1) / chunks;
     const float factor = p.scale * static_factor<F>(p.pool, 0, head);
     const KeySpan span = seen(s, row0 / group, (row0 + rows - 1) / group, p.window);
@@ -192,12 +195,12 @@ struct Blockwise {
       if (s.tokens == 0 || (s.tokens == 1) != single) continue;
       const Shape x = shape_of(s);
       if (combining && x.splits == 1) continue;
-      const int32_t splits = combining ? 1 : x.splits;
-      const int64_t count = int64_t(x.blocks) * kv_heads * splits;
+      const int32_t splits = combining ? 1 : x.splits, size = row_block(s), row_blocks = (x.rows + size - 1) / size;
+      const int64_t count = int64_t(row_blocks) * kv_heads * splits;
       for (; wanted < first + count; wanted = worker.next()) {
         const int32_t local = static_cast<int32_t>(wanted - first), split = local % splits;
-        const int32_t head = local / splits % kv_heads, row0 = (x.blocks - 1 - local / splits / kv_heads) * kRowBlock;
-        const int32_t rows = x.rows - row0 < kRowBlock ? x.rows - row0 : kRowBlock;
+        const int32_t head = local / splits % kv_heads, row0 = (row_blocks - 1 - local / splits / kv_heads) * size;
+        const int32_t rows = x.rows - row0 < size ? x.rows - row0 : size;
         const int32_t tile0 = x.tile0 + split, tile1 = splits > 1 ? tile0 + 1 : x.tile0 + x.tiles;
         if (combining) combine(s, x, base, head, row0, rows);
         else unit(s, x, base, head, row0, rows, tile0, tile1);
@@ -206,17 +209,20 @@ struct Blockwise {
       if (x.splits > 1) base += int64_t(kv_heads) * x.tiles * x.rows * part_floats;
     }
   }
+
+  void attend() {
+    run(false);
+    if (any_split) {
+      worker.barrier();
+      run(true);
+    }
+    count_work<F>(p, step, worker, c_attention_blockwise);
+  }
 };
 
 template <KvFmt F>
 void attention_blockwise(const AttentionParams &p, const Step &step, Worker &worker) {
-  Blockwise<F> work(p, step, worker);
-  work.run(false);
-  if (work.any_split) {
-    worker.barrier();
-    work.run(true);
-  }
-  count_work<F>(p, step, worker, c_attention_blockwise);
+  Blockwise<F>(p, step, worker).attend();
 }
 
 }  // namespace FUSE_ISA

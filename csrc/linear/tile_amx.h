@@ -8,7 +8,7 @@
 //
 // Bytes moved: as in tile_avx512.h, and 4 bytes to L1 and back for each row, output and group. Bound: these and the
 // scaling, about 1500 GOPS at group 64 (the tiles alone do 2700).
-// Measured (Sapphire Rapids, one core, 4864 x 896), GOPS and the ratio to tile_avx512.h in the same run, 16 and 64 rows:
+// Measured (Sapphire Rapids, one core, 4864 x 896), GOPS and the ratio to tile_avx512.h in one run, at 16 and 64 rows:
 //   w4g64 x a8 577, 799 (1.46, 2.05), w4g32 x a8 427, 556 (1.31, 1.59), w4g32a x a8 370, 438 (1.36, 1.53),
 //   w8 x a8 361, 541 (1.12, 1.52), w8 x a16 300, 355 (1.4, 1.7), w5g32 x a8 404, 529 (1.39, 1.81)
 // Tried: scaling a stage while the next one is multiplied is slower, its loads meet stores of tiles in flight.

@@ -11,14 +11,17 @@ from attention_case import ISAS, Batch, Shape, attend, filled
 from fuseboard.formats.kv import KV_FORMATS
 
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "int8_token": 3e-5, "int8_token_head": 3e-5, "int8_head": 3e-5}
+# The tiles of the amx set leave out products below 2^-16 of a sum, wherever a sequence brings 16 tokens or more.
+AMX_TOLERANCE = 8e-5
 KINDS = ("naive", "blockwise")
 MIXED = [(0, 70), (130, 1), (10, 37), (255, 1), (0, 1), (63, 2), (256, 1), (300, 20)]
 
 
 def check(case, fmt, **options):
+    amx = options.get("isa", ISAS[-1]) == "amx" and options.get("kind") == "blockwise" and fmt != "f32"
     out, counters = attend(case.cache, case.batch, case.q_THD, **options)
     error = np.abs(out - case.expected()).max()
-    assert error < TOLERANCE[fmt], error
+    assert error < (AMX_TOLERANCE if amx else TOLERANCE[fmt]), error
     return counters
 
 

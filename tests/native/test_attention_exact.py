@@ -70,6 +70,9 @@ def test_chunks_of_a_prompt_down_to_single_tokens(fmt, group, window, kind, isa)
     for size in (100, 1, 7, 64, 1, 120, 1, 1, 35):
         chunk = Batch(sequences=[(start, size, table)])
         out, _ = attend(whole.cache, chunk, whole.q_THD[start : start + size], kind=kind, isa=isa, threads=2)
-        assert np.array_equal(out, expected[start : start + size]), (start, size)
+        if isa == "amx" and kind == "blockwise" and fmt != "f32" and size < 16:  # few tokens are not worth its tiles
+            np.testing.assert_allclose(out, expected[start : start + size], rtol=0, atol=1e-4)
+        else:
+            assert np.array_equal(out, expected[start : start + size]), (start, size)
         start += size
     assert start == tokens
