@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "operation.h"
+
 namespace fuse {
 
 template <class T>
@@ -26,8 +28,6 @@ Enum parse(const char *what, const std::string &name, const char *const (&names)
   throw std::invalid_argument("Unknown " + std::string(what) + " '" + name + "': use one of " + all + ".");
 }
 
-constexpr const char *kFmtNames[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
-constexpr const char *kActNames[] = {"f32", "a8", "a16"};
 constexpr const char *kKvNames[] = {"f32", "f16", "bf16", "i8_token", "i8_token_head", "i8_head"};
 constexpr const char *kAxisNames[] = {"one", "tokens", "seqs", "rows"};
 constexpr const char *kActivationNames[] = {"silu", "gelu_tanh"};

@@ -20,16 +20,6 @@ Counter weight_counter(Fmt fmt) {
 
 }  // namespace
 
-const char *name(Fmt fmt) {
-  constexpr const char *names[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
-  return names[int(fmt)];
-}
-
-const char *name(ActType type) {
-  constexpr const char *names[] = {"f32", "a8", "a16"};
-  return names[int(type)];
-}
-
 void require(bool ok, const std::string &message) {
   if (!ok) throw std::invalid_argument(message);
 }

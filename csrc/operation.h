@@ -1,6 +1,7 @@
 // What operations share: operands, checks, counters, and how rows are handed out.
 #pragma once
 
+#include <iterator>
 #include <string>
 
 #include "kernels.h"
@@ -43,8 +44,12 @@ struct Angles {
   }
 };
 
-const char *name(Fmt fmt);
-const char *name(ActType type);
+// The names that Python knows, in the order of the values.
+constexpr const char *kFmtNames[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
+constexpr const char *kActNames[] = {"f32", "a8", "a16"};
+static_assert(std::size(kFmtNames) == size_t(Fmt::count) && std::size(kActNames) == size_t(ActType::count));
+constexpr const char *name(Fmt fmt) { return kFmtNames[int(fmt)]; }
+constexpr const char *name(ActType type) { return kActNames[int(type)]; }
 
 // Throws std::invalid_argument(message) unless ok.
 void require(bool ok, const std::string &message);

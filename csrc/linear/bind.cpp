@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels.h"
+#include "bind.h"
 #include "linear/ceilings.h"
 
 namespace nb = nanobind;
@@ -17,16 +17,6 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-constexpr const char *kFormats[] = {"f32", "f16", "bf16", "w8", "w8g", "w4", "w4a", "w5"};
-constexpr const char *kActs[] = {"f32", "a8", "a16"};
-
-template <class Enum, size_t N>
-Enum named(const char *const (&names)[N], const std::string &name) {
-  for (size_t i = 0; i < N; i++)
-    if (name == names[i]) return Enum(i);
-  throw std::invalid_argument("unknown format " + name);
-}
 
 const Kernels &kernels(const std::string &isa) {
   const Kernels *found = find_kernels(isa.c_str());
@@ -40,7 +30,7 @@ void check(bool ok, const char *what) {
 
 Act act_of(const std::string &type, int32_t group, Matrix<uint8_t> codes, Matrix<float> scales,
            Matrix<int32_t> sums) {
-  const ActType t = named<ActType>(kActs, type);
+  const ActType t = parse<ActType>("activation type", type, kActNames);
   const int64_t size = t == ActType::f32 ? 4 : t == ActType::a16 ? 2 : 1, ld = int64_t(codes.shape(1)) / size;
   if (t != ActType::f32) {
     check(group == 32 || group == 64, "the activation group is 32 or 64");
@@ -54,7 +44,8 @@ Act act_of(const std::string &type, int32_t group, Matrix<uint8_t> codes, Matrix
 Weight weight_of(const std::string &fmt, Bytes data, int32_t n, int32_t k, int32_t k_pad, int32_t group) {
   const int64_t panels = (n + kPanel - 1) / kPanel;
   check(n > 0 && k > 0 && data.size() % panels == 0, "the buffer is not a whole number of panels");
-  return Weight{named<Fmt>(kFormats, fmt), data.data(), n, k, k_pad, group, int64_t(data.size()) / panels, nullptr};
+  const Fmt f = parse<Fmt>("weight format", fmt, kFmtNames);
+  return Weight{f, data.data(), n, k, k_pad, group, int64_t(data.size()) / panels, nullptr};
 }
 
 void tile(const std::string &isa, const std::string &fmt, Bytes data, int32_t n, int32_t k, int32_t k_pad,

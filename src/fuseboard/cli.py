@@ -228,8 +228,9 @@ def _doctor(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps(findings, indent=1))
         return
+    width = max(map(len, findings))
     for name, value in findings.items():
-        print(f"{name:<22} {_readable(name, value)}")
+        print(f"{name:<{width}} {_readable(name, value)}")
 
 
 def _readable(name: str, value: Any) -> str:
@@ -237,6 +238,8 @@ def _readable(name: str, value: Any) -> str:
         return f"{value / 1e9:.1f} G{name.split()[-1]}"
     if name.endswith("bytes"):
         return f"{value / 2**30:.1f} GiB"
+    if isinstance(value, float):
+        return f"{value:.2f}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {part}" for key, part in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -252,7 +255,3 @@ _HANDLERS: dict[str, Callable[[list[str]], None]] = {
     "compare": _compare,
     "doctor": _doctor,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

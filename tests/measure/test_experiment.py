@@ -215,7 +215,7 @@ def test_a_switch_without_effect_is_left_out_and_said(cache: Path) -> None:
 def test_an_interrupt_leaves_a_report_and_costs_one_launch(cache: Path) -> None:
     out = cache / "out"
     command = [
-        sys.executable, "-m", "fuseboard.cli", "ablate", write_dummy(cache), "--load-format", "dummy", "--threads", "1",
+        sys.executable, "-m", "fuseboard", "ablate", write_dummy(cache), "--load-format", "dummy", "--threads", "1",
         "--out", str(out), "--design", "ladder", "--only", "graph", "--workload", "quick", "--blocks", "50",
         "--no-quality",
     ]  # fmt: skip

@@ -44,7 +44,8 @@ def good(served: Served, n: int) -> Reply:
 
 def bench(url: str, tokenizer: Path, out: Path, *flags: str) -> dict[str, Any]:
     command = ["bench", "--base-url", url, "--tokenizer", str(tokenizer), "--json", str(out / "result.json")]
-    assert main([*command, "--input-len", "40", "--output-len", "5", *flags]) == 0
+    lengths = () if "--trace" in flags else ("--input-len", "40", "--output-len", "5")
+    assert main([*command, *lengths, *flags]) == 0
     return json.loads((out / "result.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -149,7 +150,9 @@ BAD = {
     "--metric-percentiles takes numbers": ("--metric-percentiles", "high"),
     "--goodput takes ttft, tpot, e2el": ("--goodput", "itl:3"),
     "--request-rate must be above 0": ("--request-rate", "0"),
-    "--burstiness must be above 0": ("--burstiness", "-1"),
+    "--burstiness must be above 0": ("--request-rate", "1", "--burstiness", "-1"),
+    "--burstiness shapes the gaps": ("--burstiness", "2"),
+    "leave out --input-len": ("--trace", "log.csv", "--input-len", "512"),
     "--max-concurrency must be at least 1": ("--max-concurrency", "0"),
     "must be at least 1": ("--num-prompts", "0"),
     "cannot be negative": ("--num-warmups", "-1"),

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from linear_calls import ISAS, empty_activations, quantise, tile
@@ -192,3 +194,17 @@ def test_ceilings_are_positive_and_checked():
     assert _native.measure_flops(1, "int8", 0.01) > 1e8
     with pytest.raises(ValueError, match="fma or int8"):
         _native.measure_flops(1, "int4", 0.01)
+
+
+def test_single_kernels_and_programs_know_the_same_names() -> None:
+    formats = "Unknown weight format 'w6': use one of f32, f16, bf16, w8, w8g, w4, w4a, w5."
+    acts = "Unknown activation type 'a4': use one of f32, a8, a16."
+    out = np.empty((1, 4), np.float32)
+    for message, call in (
+        (formats, lambda: _native.Weight(fmt="w6", address=0, n=1, k=1, k_pad=1, panel_bytes=1)),
+        (formats, lambda: _native.linear_row("scalar", "w6", np.zeros(64, np.uint8), 1, 4, 4, 0, 0, out)),
+        (acts, lambda: _native.Act(type="a4", codes=0, ld=1)),
+        (acts, lambda: _native.quantise("scalar", "a4", 0, out, out.view(np.uint8), out, out.view(np.int32))),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call()

@@ -1,11 +1,47 @@
 """When the requests of an open loop are sent."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from fuseboard.core.errors import UserError
 from fuseboard.measure.workload import Cell
+
+
+class LoadOptions(Protocol):
+    """The options that say which requests there are, and when they are sent."""
+
+    @property
+    def trace(self) -> Path | None: ...
+    @property
+    def input_len(self) -> int | None: ...
+    @property
+    def output_len(self) -> int | None: ...
+    @property
+    def shared_prefix(self) -> int: ...
+    @property
+    def time_scale(self) -> float: ...
+    @property
+    def request_rate(self) -> float: ...
+    @property
+    def burstiness(self) -> float: ...
+
+
+def check_use(options: LoadOptions) -> None:
+    """UserError for options that would go unused beside the others."""
+    shape = {
+        "--input-len": options.input_len is not None,
+        "--output-len": options.output_len is not None,
+        "--shared-prefix": options.shared_prefix != 0,
+    }
+    if options.trace is not None and (given := [name for name, is_given in shape.items() if is_given]):
+        raise UserError(f"--trace brings its own lengths; leave out {' and '.join(given)}.")
+    if options.trace is None and options.time_scale != 1:
+        raise UserError("--time-scale scales the times of a --trace; give one, or leave it out.")
+    if options.request_rate == float("inf") and options.burstiness != 1:
+        raise UserError("--burstiness shapes the gaps of a --request-rate; give one, or leave it out.")
 
 
 def paced(cell: Cell, rate: float, *, burstiness: float = 1.0, seed: int) -> Cell:

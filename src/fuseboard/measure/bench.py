@@ -8,14 +8,14 @@ from typing import Any
 
 from fuseboard.core.errors import UserError
 from fuseboard.execute.options import ServingOptions
-from fuseboard.measure import experiment, machine, metrics, setup, workload
-from fuseboard.measure.arrivals import paced
+from fuseboard.measure import arrivals, experiment, machine, metrics, setup, workload
 from fuseboard.measure.launch import LaunchSpec, launch
 from fuseboard.measure.options import BenchOptions
 from fuseboard.measure.record import CellRecord, LaunchRecord, RequestRecord
 from fuseboard.measure.subject import EngineArgs, Subject, load_subject
 
 WARMUP_S = 60.0
+INPUT_LEN, OUTPUT_LEN = 512, 128
 LATENCIES: tuple[tuple[str, str, Callable[[RequestRecord], tuple[float, ...]]], ...] = (
     ("ttft", "Time to first token", lambda r: _some(metrics.ttft_ms(r))),
     ("tpot", "Time per output token (without the first)", lambda r: _some(metrics.tpot_ms(r))),
@@ -57,6 +57,7 @@ def with_preset(bare: EngineArgs, options: ServingOptions, subject: Subject) -> 
 
 def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
     """The load that the options describe."""
+    _check(options)
     prompts = workload.Prompts(subject.model.tokenizer, seed=options.seed)
     if options.trace is not None:
         from fuseboard.measure import traces
@@ -64,32 +65,47 @@ def make_workload(options: BenchOptions, subject: Subject) -> workload.Workload:
         loaded = traces.load(options.trace, max_len=options.max_model_len or subject.model.spec.max_position)
         for note in loaded.notes:
             print(note)
-        closed = options.concurrency if options.time_scale == 0 else None
         work = traces.workload(
-            loaded, prompts, count=options.num_prompts, seed=options.seed, time_scale=options.time_scale, closed=closed
+            loaded,
+            prompts,
+            count=options.num_prompts,
+            seed=options.seed,
+            time_scale=options.time_scale,
+            closed=(options.concurrency or 1) if options.time_scale == 0 else None,
+            warmups=traces.WARMUPS if options.num_warmups is None else options.num_warmups,
         )
-        return replace(work, cells=tuple(_paced(options, cell) for cell in work.cells))
-    if min(options.input_len, options.output_len, options.num_prompts, options.concurrency) < 1:
-        raise UserError("--input-len, --output-len, --num-prompts and --concurrency must be at least 1.")
+        limited = (replace(cell, concurrency=options.concurrency or cell.concurrency) for cell in work.cells)
+        return replace(work, cells=tuple(_paced(options, cell) for cell in limited))
     cell = workload.grid_cell(
         prompts,
-        input_len=options.input_len,
-        output_len=options.output_len,
-        concurrency=options.concurrency,
+        input_len=INPUT_LEN if options.input_len is None else options.input_len,
+        output_len=OUTPUT_LEN if options.output_len is None else options.output_len,
+        concurrency=options.concurrency or 1,
         count=options.num_prompts,
         shared_prefix=options.shared_prefix,
     )
-    warmup = workload.warmup_rounds(prompts, [cell], rounds=options.num_warmups)
+    rounds = 1 if options.num_warmups is None else options.num_warmups
+    warmup = workload.warmup_rounds(prompts, [cell], rounds=rounds)
     return workload.Workload(
         name="bench", cells=(_paced(options, cell),), warmup=warmup, warmup_s=WARMUP_S, seed=options.seed
     )
+
+
+def _check(options: BenchOptions) -> None:
+    """UserError for numbers that make no load, and for options that it would leave unused."""
+    sizes = (options.input_len, options.output_len, options.num_prompts, options.concurrency)
+    if any(size is not None and size < 1 for size in sizes):
+        raise UserError("--input-len, --output-len, --num-prompts and --concurrency must be at least 1.")
+    if min(options.shared_prefix, options.num_warmups or 0) < 0 or not 0 <= options.time_scale < float("inf"):
+        raise UserError("--shared-prefix, --num-warmups and --time-scale cannot be negative.")
+    arrivals.check_use(options)
 
 
 def _paced(options: BenchOptions, cell: workload.Cell) -> workload.Cell:
     """The cell at the rate that is asked for, whatever times it had; UserError for a scale of times that go unused."""
     if options.request_rate != float("inf") and options.time_scale not in (0, 1):
         raise UserError("--request-rate replaces the times that --time-scale scales; give one of them.")
-    return paced(cell, options.request_rate, burstiness=options.burstiness, seed=options.seed)
+    return arrivals.paced(cell, options.request_rate, burstiness=options.burstiness, seed=options.seed)
 
 
 def as_json(options: BenchOptions, done: LaunchRecord) -> dict[str, Any]:

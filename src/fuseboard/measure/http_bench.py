@@ -17,7 +17,8 @@ from fuseboard.load.catalogue import CATALOGUE
 from fuseboard.load.model import load_model, optional_json
 from fuseboard.load.tokenizer import Tokenizer, folder_tokenizer
 from fuseboard.measure import client, http_report, traces, workload
-from fuseboard.measure.arrivals import paced
+from fuseboard.measure.arrivals import check_use, paced
+from fuseboard.measure.bench import INPUT_LEN, OUTPUT_LEN
 from fuseboard.measure.experiment import measuring_lock
 from fuseboard.measure.http_options import HttpBenchOptions
 from fuseboard.measure.openai_stream import message_of
@@ -105,7 +106,7 @@ def progress(total: int) -> client.Progress | None:
 
 def check(options: HttpBenchOptions) -> None:
     """UserError for numbers that make no load."""
-    if min(options.input_len, options.output_len, options.num_prompts) < 1:
+    if any(size is not None and size < 1 for size in (options.input_len, options.output_len, options.num_prompts)):
         raise UserError("--input-len, --output-len and --num-prompts must be at least 1.")
     if options.max_concurrency is not None and options.max_concurrency < 1:
         raise UserError(
@@ -115,6 +116,7 @@ def check(options: HttpBenchOptions) -> None:
         raise UserError(
             "--num-warmups, --time-scale, --shared-prefix and --ready-check-timeout-sec cannot be negative."
         )
+    check_use(options)
     if not 0 < options.timeout < float("inf"):
         raise UserError(f"--timeout must be a number of seconds above 0, not {options.timeout}.")
     if options.token_ids and is_chat(options):
@@ -248,8 +250,8 @@ def make_cells(
     else:
         cell = workload.grid_cell(
             prompts,
-            input_len=options.input_len,
-            output_len=options.output_len,
+            input_len=INPUT_LEN if options.input_len is None else options.input_len,
+            output_len=OUTPUT_LEN if options.output_len is None else options.output_len,
             concurrency=options.max_concurrency,
             count=options.num_prompts,
             shared_prefix=options.shared_prefix,

@@ -31,9 +31,9 @@ class HttpBenchOptions:
     """Requests in all."""
     num_warmups: Annotated[int, arg(metavar="N")] = 5
     """Requests before them that are not counted."""
-    input_len: Annotated[int, arg(metavar="N")] = 512
+    input_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 512, or the log's)")] = None
     """Tokens of every prompt."""
-    output_len: Annotated[int, arg(metavar="N")] = 128
+    output_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 128, or the log's)")] = None
     """Most tokens of every answer."""
     shared_prefix: Annotated[int, arg(metavar="N")] = 0
     """First tokens that all prompts share."""

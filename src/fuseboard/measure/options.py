@@ -80,11 +80,11 @@ class BenchOptions(ServingOptions):
     `fuseboard bench --base-url URL` measures a running server instead; add --help for its options.
     """
 
-    input_len: Annotated[int, arg(metavar="N")] = 512
+    input_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 512, or the trace's)")] = None
     """Tokens of every prompt."""
-    output_len: Annotated[int, arg(metavar="N")] = 128
+    output_len: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 128, or the trace's)")] = None
     """Tokens generated for each; end tokens are ignored."""
-    concurrency: Annotated[int, arg(metavar="N")] = 1
+    concurrency: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1; trace: no limit)")] = None
     """Requests in flight at most."""
     num_prompts: Annotated[int, arg(metavar="N")] = 8
     """Requests in all."""
@@ -98,7 +98,7 @@ class BenchOptions(ServingOptions):
     """Requests of a log (Azure, BurstGPT, Mooncake, ShareGPT, ...)."""
     time_scale: Annotated[float, arg(metavar="FACTOR")] = 1.0
     """Factor on the times of a trace; 0 keeps --concurrency busy."""
-    num_warmups: Annotated[int, arg(metavar="N")] = 1
+    num_warmups: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 1; trace: 5)")] = None
     """Rounds with other prompts before the measurement."""
     seed: Annotated[int, arg(metavar="N")] = 0
     """Seed of the prompts."""

@@ -21,6 +21,7 @@ CHARS_PER_TOKEN = 4
 """A log of texts is sized by its characters; only lengths are taken from it, never its words."""
 DEFAULT_OUTPUT = 128
 WARMUP_S = 15.0
+WARMUPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,7 @@ def workload(
     count: int | None = None,
     time_scale: float = 1.0,
     closed: int | None = None,
+    warmups: int = WARMUPS,
 ) -> Workload:
     """The first `count` requests of a trace, sent at its times scaled, or `closed` at a time regardless of them."""
     shared: dict[int, tuple[int, ...]] = {}
@@ -172,9 +174,8 @@ def workload(
     )
     cell = Cell(name=trace.name, requests=requests, concurrency=closed)
     few = Cell(name=trace.name, requests=requests[:4], concurrency=4)
-    return Workload(
-        name=trace.name, cells=(cell,), warmup=warmup_rounds(prompts, [few], rounds=5), warmup_s=WARMUP_S, seed=seed
-    )
+    warmup = warmup_rounds(prompts, [few], rounds=warmups)
+    return Workload(name=trace.name, cells=(cell,), warmup=warmup, warmup_s=WARMUP_S, seed=seed)
 
 
 def _prompt(row: Row, prompts: Prompts, shared: dict[int, tuple[int, ...]]) -> tuple[int, ...]:

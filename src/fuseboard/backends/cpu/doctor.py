@@ -17,6 +17,7 @@ from fuseboard.formats.quantise import quantise
 from fuseboard.formats.weights import weight_format
 
 PACKAGES = ("fuseboard", "numpy", "tokenizers", "gguf", "safetensors", "scipy", "matplotlib")
+PRODUCT_ERROR = "product error in float32 roundings"
 
 
 def examine(threads: int | None = None) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def examine(threads: int | None = None) -> dict[str, Any]:
         "last cache read bytes/s": ceilings.cache_read_bytes_per_s,
         "f32 operations/s": ceilings.flops_per_s,
         "int8 operations/s": ceilings.int8_ops_per_s,
-        "product error": product_error(),
+        PRODUCT_ERROR: product_error(),
         "kernel": platform.release(),
         "python": sys.version.split()[0],
         "packages": {name: _version(name) for name in PACKAGES},
