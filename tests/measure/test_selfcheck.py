@@ -11,7 +11,9 @@ from fuseboard.core.batch import StepOutput
 from fuseboard.measure import plants, record, selfcheck
 from fuseboard.measure.workload import Request
 
-SIZE = selfcheck.Size(runs=1, allowed=1, run_blocks=2, plant_blocks=2, slower_by=0.5, requests=((40, 6),) * 2)
+SIZE = selfcheck.Size(
+    runs=1, allowed=1, run_blocks=2, plant_blocks=2, most_blocks=4, slower_by=0.5, requests=((40, 6),) * 2
+)
 
 
 def test_faults_are_noticed(
@@ -29,11 +31,15 @@ def test_faults_are_noticed(
     assert [c["name"] for c in written["checks"]] == list(checks)
     assert len(written["checks"][-1]["numbers"]["runs"]) == 1
     assert "| does nothing | not engaged |" in (tmp_path / "out" / "selfcheck.md").read_text()
-    _goes_on_from_its_records(options, tmp_path / "out", capsys)
+    slow = checks["every step takes 50 % longer"].numbers
+    assert slow["blocks"] == (2 if slow["detectable"] <= np.log(1.5) else 4), (
+        "more blocks where the noise asks for them"
+    )
+    _goes_on_from_its_records(options, tmp_path / "out", slow["blocks"], capsys)
 
 
 def _goes_on_from_its_records(
-    options: selfcheck.SelfcheckOptions, out: Path, capsys: pytest.CaptureFixture[str]
+    options: selfcheck.SelfcheckOptions, out: Path, plant_blocks: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plants_file, run_file = out / "plants.jsonl", out / "identical-01.jsonl"
     whole = plants_file.read_text()
@@ -43,7 +49,7 @@ def _goes_on_from_its_records(
     assert plants_file.read_text() == whole, "neither launches nor answers are measured again"
     assert run_file.read_text().splitlines()[:-1] == stopped
     assert len(record.read(run_file)) == 1 + 2 * SIZE.run_blocks, "one design, and the one launch that was missing"
-    assert json.loads((out / "selfcheck.json").read_text())["launches_resumed"] == 2 * 6 + 2 * 2 - 1
+    assert json.loads((out / "selfcheck.json").read_text())["launches_resumed"] == plant_blocks * 6 + 2 * 2 - 1
     assert "measured anew" not in capsys.readouterr().err
 
     code = record.read(run_file)[0].code_digest  # type: ignore[union-attr]
